@@ -1,4 +1,4 @@
-"""From a trace to a fit, with its doubts; and what a fit says of other steps."""
+"""Fit latency models to traces, and apply fits to other steps."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,6 @@
 """Compare runs: latency ratio per phase and per region of (B, S), with simultaneous confidence intervals.
 
-Common cells are compared step by step, phases without common cells by the predictions of both fits. Noise is that of
-blocks: visits to a cell, stretches of time, or whole runs. Method: docs/theory/fitting.md#comparing-runs.
+Noise is that of blocks: visits to a cell, stretches of time, or whole runs. See docs/theory/fitting.md#comparing-runs.
 """
 
 import math
@@ -39,8 +38,6 @@ GRID_SIDE = 25  # points of an axis on which fits are compared
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """One run to compare: its fit, and its steps where they are available."""
-
     fit: FitResult
     steps: FitData | None = None
 
@@ -93,7 +90,6 @@ class PhaseChange(RegionChange, frozen=True, kw_only=True):
 
     @property
     def verdict_on_whole(self) -> Verdict:
-        """The verdict on the mean change of the phase, without its regions."""
         return judge(self.low_pct, self.high_pct, self.tolerance_pct)
 
     @property
@@ -125,7 +121,6 @@ class Change(Record, frozen=True):
 
     @property
     def gravest(self) -> Verdict:
-        """The gravest verdict of any phase."""
         found = {phase.verdict for phase in self.phases}
         order: tuple[Verdict, ...] = ("slower", "unclear", "slower within tolerance", "faster")
         return next((verdict for verdict in order if verdict in found), "as fast")
@@ -134,9 +129,8 @@ class Change(Record, frozen=True):
 class Compared(Change, frozen=True, kw_only=True):
     """One run compared with the baseline.
 
-    verdict: the gravest of the phases, but unclear where only the machine may be slower or faster.  system: its name
-    if several are compared.  differs: what the two systems differ in.  one_start_each: each side is a single start of
-    its own, so the machine may explain a change.
+    verdict: the gravest of the phases, but unclear where only the machine may have changed. one_start_each: each side
+    is a single start, so the machine may explain a change.
     """
 
     source: str
@@ -159,15 +153,12 @@ class Compared(Change, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class _Estimate:
-    """Estimate of the log ratio in a region, before its level is known."""
-
     region: RegionChange
     ratio: float
     error: float
     freedom: float = math.inf
 
     def with_interval(self, alpha: float, tolerance_pct: float) -> RegionChange:
-        """Return the region with ends that each fail with probability alpha, by Student's t."""
         from scipy.special import stdtrit
 
         reach = float(stdtrit(max(self.freedom, 1.0), 1 - alpha)) * self.error if self.error else 0.0
@@ -180,8 +171,6 @@ class _Estimate:
 
 @dataclass(frozen=True)
 class _Phase:
-    """What is estimated of a phase, the whole first."""
-
     phase: str
     by: Literal["steps", "fits"]
     estimates: Sequence[_Estimate]
@@ -195,14 +184,13 @@ class _Phase:
 
 
 def changes_between(pairs: Sequence[tuple[Measured, Measured]], tolerance_pct: float) -> list[Change]:
-    """Return how much slower the second run of each pair is, all pairs as one family of tests. Raises BadInput."""
+    """Compare the runs of each pair, all pairs as one family of tests. Raises BadInput."""
     compared = [_compare_pair(first, other) for first, other in pairs]
     alpha = (1 - LEVEL) / sum(len(phase.estimates) for phases, _ in compared for phase in phases)
     return [Change([each.with_intervals(alpha, tolerance_pct) for each in phases], alone) for phases, alone in compared]
 
 
 def _compare_pair(first: Measured, other: Measured) -> tuple[list[_Phase], list[str]]:
-    """Return the phases, and the names of those in one run only."""
     _check_overlap(first.fit, other.fit)
     common = _common_steps(first.fit, other.fit)
     names: set[str] = set()
@@ -242,8 +230,6 @@ def _check_overlap(first: FitResult, other: FitResult) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Steps:
-    """Steps of all runs, (n,) each."""
-
     run: Rows  # number of the run
     phase: NDArray[np.str_]
     cell: Rows  # number of the cell: phase, B, S, prefill and cached tokens to a quarter of an octave
@@ -254,7 +240,6 @@ class _Steps:
     S: FloatArray
 
     def at(self, rows: NDArray[Any]) -> "_Steps":
-        """Return some of the rows, with cells numbered anew."""
         found = _Steps(**{each.name: getattr(self, each.name)[rows] for each in fields(self)})
         return replace(found, cell=distinct(found.cell)[1])
 
@@ -270,14 +255,13 @@ class _Steps:
         return np.bincount(self.run * cells + self.cell, values, runs * cells).reshape(runs, cells).astype(np.float64)
 
     def region(self, first: int = 1) -> RegionChange:
-        """Describe the steps of runs, of which the first are the baseline's, without their change."""
         B, S = ((float(values.min()), float(values.max())) for values in (self.B, self.S))
         of_first, others = (round(float(self.weights[side].sum())) for side in (self.run < first, self.run >= first))
         return RegionChange(B, S, int(self.cell.max()) + 1, of_first, others)
 
 
 def _pool_steps(fit: FitResult, runs: Sequence[FitData], log: bool) -> _Steps:
-    """Return the steps of runs by the columns that all have; where one names no phase, all but decode are one phase."""
+    """Return the steps of runs by the columns that all have. Without a named phase, all but decode are one."""
     names = [name for name in runs[0].steps if all(name in data.steps for data in runs)]
     columns = {name: np.concatenate([data.steps[name] for data in runs]) for name in names}
     phase, T, weights = (
@@ -303,7 +287,6 @@ def _pool_steps(fit: FitResult, runs: Sequence[FitData], log: bool) -> _Steps:
 
 
 def _compare_cells(steps: _Steps, phase: str, log: bool) -> _Phase | None:
-    """Compare a phase by common cells; None where too few steps lie in them."""
     common = steps.of_phase(phase, 2)
     if common is None:
         return None
@@ -326,7 +309,7 @@ def _estimate_region(steps: _Steps, log: bool) -> _Estimate:
 
 
 def _estimate(region: RegionChange, cell: Rows, side: Rows, y: FloatArray) -> _Estimate:
-    """Estimate the change from blocks (n,): side 1 less side 0 within cells, with the variance of both sides pooled."""
+    """Estimate side 1 less side 0 within cells from blocks (n,), with the variance of both sides pooled."""
     n, n1 = np.bincount(cell), np.bincount(cell, side)
     n0 = n - n1
     weight, spread = n0 * n1 / n, n0 * n1 / n / np.maximum(n - 1, 1)
@@ -375,10 +358,7 @@ def _halve(part: Rows, along: FloatArray, weight: FloatArray) -> list[Rows]:
 
 
 def change_over_starts(first: Sequence[Measured], other: Sequence[Measured], tolerance_pct: float) -> Change:
-    """Return how much slower the runs of one side are than the baseline's, where each run is a start of its own.
-
-    A run is one observation of each phase: the mean over the cells that all runs measured. Raises BadInput.
-    """
+    """Compare two sides of several runs, each a start of its own and one observation of each phase. Raises BadInput."""
     known = [each.steps for each in (*first, *other) if each.steps is not None]
     if len(known) < len(first) + len(other):
         raise BadInput("a fit without its trace is no run", where="--alternate", remedy="Give traces in place of fits.")
@@ -422,7 +402,6 @@ def _common_steps(first: FitResult, other: FitResult) -> dict[str, dict[str, Flo
 
 
 def _compare_fits(first: FitResult, other: FitResult, phase: str, columns: Mapping[str, FloatArray]) -> _Phase:
-    """Compare the predictions of both fits for steps: the mean log ratio."""
     ratio = np.log(typical_ms(other, Trace(columns)) / typical_ms(first, Trace(columns)))
     variance = sum(_mean_variance(fit, columns) + model_error_sd(fit, phase) ** 2 for fit in (first, other))
     B, S = ((float(columns[name].min()), float(columns[name].max())) for name in ("B", "S"))
@@ -431,7 +410,6 @@ def _compare_fits(first: FitResult, other: FitResult, phase: str, columns: Mappi
 
 
 def _mean_variance(fit: FitResult, columns: Mapping[str, FloatArray]) -> float:
-    """Return the variance of the mean ln T of steps over the parameter draws of a fit; 0 without draws."""
     draws = parameter_draws(fit)
     if draws is None:
         return 0.0

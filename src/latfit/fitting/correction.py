@@ -1,7 +1,6 @@
 """Correction of a parametric model: a smooth table of ln(observed/model) over the contents of a step.
 
-Residuals are smoothed in rounds with ever narrower kernels, means over one axis before pairs. Outside the measured
-cells nodes are zero. Latency does not fall when work grows. Method: docs/theory/fitting.md#correction-table.
+Residuals are smoothed in rounds with ever narrower kernels. Method: docs/theory/fitting.md#correction-table.
 """
 
 import itertools
@@ -42,8 +41,6 @@ DECODE_ONLY, PREFILL_ONLY, MIXED = KINDS = range(3)
 
 @dataclass(frozen=True)
 class Smoothing:
-    """Strength of a correction."""
-
     rounds: tuple[int, int, int]  # smoothing rounds for decode, prefill-only and mixed steps; 0 for no correction
     noise: float  # relative noise of single steps. Latency may fall by no more than this along an axis
 
@@ -64,23 +61,20 @@ class Grid:
         return tuple(len(x) for x in self.nodes.values())
 
     def at(self, table: FloatArray, rows: NDArray[np.intp]) -> FloatArray:
-        """Interpolate a table at some of the steps."""
         return np.asarray((table.ravel()[self.corners[rows]] * self.shares[rows]).sum(axis=1))
 
     @cached_property
     def at_nodes(self) -> list[FloatArray]:
-        """Coordinates of the nodes, each shaped as the grid."""
         return list(np.meshgrid(*self.nodes.values(), indexing="ij"))
 
     @cached_property
     def in_range(self) -> NDArray[np.bool_]:
-        """Whether nodes lie between the least and the largest value of every axis."""
+        """Whether nodes lie between the least and the largest measured value of every axis."""
         measured = [x.ravel()[self.nearest[self.rows]] for x in self.at_nodes]
         inside = [(x >= of.min()) & (x <= of.max()) for x, of in zip(self.at_nodes, measured, strict=True)]
         return np.asarray(np.all(inside, axis=0))
 
     def kinds(self) -> NDArray[np.int64]:
-        """Return the kind of the steps at each node, shaped as the grid."""
         if REQUESTS in self.nodes:
             return np.full(self.shape, PREFILL_ONLY)
         at = dict(zip(self.nodes, self.at_nodes, strict=True))
@@ -88,7 +82,6 @@ class Grid:
 
 
 def kinds_of(D: FloatArray, P: FloatArray) -> NDArray[np.int64]:
-    """Return the kind of steps that decode D requests and compute P prefill tokens (n,)."""
     return np.where(P == 0, DECODE_ONLY, np.where(D == 0, PREFILL_ONLY, MIXED))
 
 
@@ -124,7 +117,7 @@ def _grid(axes: Sequence[str], features: Mapping[str, FloatArray], rows: NDArray
 
 
 def _place_nodes(varying: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-    """Return nodes at measured values, thinned to MAX_NODES in all, and nodes beyond either end."""
+    """Return nodes at measured values, thinned to MAX_NODES in all, and beyond either end."""
     values = {name: np.unique(x) for name, x in varying.items()}
     distance = dict.fromkeys(values, NODE_DISTANCE)
     nodes = {name: _thin(x, NODE_DISTANCE) for name, x in values.items()}
@@ -136,7 +129,7 @@ def _place_nodes(varying: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
 
 
 def _thin(values: FloatArray, distance: float) -> FloatArray:
-    """Return rising values that are at least so far apart, the first and the last among them."""
+    """Return rising values at least so far apart, with the first and the last."""
     kept = [values[0]]
     for value in values[1:]:
         if value - kept[-1] >= distance:
@@ -204,7 +197,7 @@ def fade(grid: Grid, measured: NDArray[np.bool_]) -> FloatArray:
 def smooth_residuals(
     data: Rows, rows: NDArray[np.intp], log_ratio: FloatArray, smoothing: Smoothing
 ) -> Iterator[tuple[Grid, FloatArray]]:
-    """Yield each grid of a trace and the table that rows (k,) with ln(observed/model) (k,) teach."""
+    """Yield each grid and the table learnt from rows (k,) with ln(observed/model) (k,)."""
     by_row = np.zeros(len(data))
     by_row[rows] = log_ratio
     for grid in build_grids(data):
@@ -214,7 +207,7 @@ def smooth_residuals(
 
 
 def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, model: Formula) -> Correction:
-    """Learn the correction of a parametric model from all rows of a trace; log_ratio: ln(observed/model) (n,)."""
+    """Learn the correction from all rows; log_ratio: ln(observed/model) (n,)."""
     tables = []
     for grid, table in smooth_residuals(data, np.arange(len(data)), log_ratio, smoothing):
         log_ms = np.log(np.maximum(model(_steps_at_nodes(grid, tuple(data.steps))), 1e-300)).reshape(grid.shape)
@@ -227,7 +220,7 @@ def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, mode
 
 
 def fit_isotonic(table: FloatArray, free: Sequence[NDArray[np.bool_]], support: FloatArray) -> FloatArray:
-    """Return a table near the given one, by squares weighted with the steps at its nodes, rising along axes in turn."""
+    """Return the weighted least-squares table that rises along each axis in turn, except where steps may fall."""
     from scipy.optimize import isotonic_regression
 
     found, weights = table.copy(), support + PRIOR_SUPPORT
@@ -270,7 +263,6 @@ def may_fall(grid: Grid) -> list[NDArray[np.bool_]]:
 
 
 def _steps_at_nodes(grid: Grid, known: Sequence[str]) -> dict[str, Any]:
-    """Return the columns of steps at all nodes (m,), those that the trace has."""
     nodes = {name: np.expm1(x.ravel()) for name, x in zip(grid.nodes, grid.at_nodes, strict=True)}
     count = int(np.prod(grid.shape))
     of = {name: nodes.get(name, np.full(count, grid.constant.get(name, 0.0))) for name in OF_STEPS}

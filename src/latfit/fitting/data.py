@@ -1,8 +1,4 @@
-"""The rows of a trace as fitting uses them.
-
-`Rows` are what a problem is made of. `FitData` adds what belongs to single rows in the trace's order: phase, run, time,
-and the cell that a row is in; a problem collapses and sorts its rows.
-"""
+"""The rows of a trace as fitting uses them: problems are made of `Rows`, `FitData` adds what belongs to each row."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -33,7 +29,6 @@ class Rows:
     cache: dict[Hashable, Any] = field(default_factory=dict, kw_only=True, repr=False)
 
     def once(self, key: Hashable, compute: Callable[[], Found]) -> Found:
-        """Return what a function computes from these rows, cached by a key."""
         if key not in self.cache:
             self.cache[key] = compute()
         return self.cache[key]  # type: ignore[no-any-return]
@@ -42,13 +37,12 @@ class Rows:
         return len(self.observed)
 
     def at(self, rows: NDArray[np.intp]) -> "Rows":
-        """Some of the rows."""
         return Rows(self.steps.at(rows), self.observed[rows], self.weights[rows], self.single)
 
 
 @dataclass(frozen=True, eq=False)
 class FitData(Rows):
-    """Rows of a trace, with what belongs to each, (n,); None where the trace does not have it."""
+    """Rows of a trace with what belongs to each, (n,); None where the trace does not have it."""
 
     phase: NDArray[np.str_]
     cell: NDArray[np.intp]  # number of the (B, S) cell
@@ -68,7 +62,7 @@ class FitData(Rows):
 
     @cached_property
     def by_phase(self) -> dict[str, NDArray[np.bool_]]:
-        """Whether each row (n,) is of a phase, by its name."""
+        """Mask of the rows (n,) of each phase."""
         return {name: np.asarray(self.phase == name) for name in dict.fromkeys(self.phase.tolist())}
 
     @cached_property
@@ -83,16 +77,14 @@ class FitData(Rows):
 
     @cached_property
     def _places(self) -> tuple[FloatArray, FloatArray, NDArray[np.str_], FloatArray | None]:
-        """B, S, kind and cached tokens of each step (see `model.support`), (n,) each."""
+        """B, S, kind and cached tokens of each step (n,): see `model.support`."""
         return self.B, self.S, FitResult.kinds(**self.steps), read_by(self.steps)
 
     def support(self, rows: NDArray[np.intp] | slice = slice(None)) -> dict[str, list[float]]:
-        """Return where some of the rows were measured."""
         B, S, kinds, read = self._places
         return support_of(B[rows], S[rows], kinds[rows], self.weights[rows], None if read is None else read[rows])
 
     def outside_by(self, support: dict[str, list[float]], rows: NDArray[np.intp]) -> FloatArray:
-        """Return how far rows lie outside."""
         B, S, kinds, read = self._places
         return outside_by(support, B[rows], S[rows], kinds[rows], None if read is None else read[rows])
 
@@ -103,7 +95,7 @@ class FitData(Rows):
         return self.sample(np.sort(np.random.default_rng(seed).choice(len(self), most, replace=False)))
 
     def sample(self, rows: NDArray[np.intp]) -> "FitData":
-        """Some of the rows, in rising order, with what belongs to them; cells are numbered anew."""
+        """Return some of the rows, in rising order; cells are numbered anew."""
         few = self.at(rows)
         place = np.full(len(self), -1)
         place[rows] = np.arange(len(rows))
@@ -124,14 +116,14 @@ class FitData(Rows):
 
 
 def rows_of(trace: Trace) -> Rows:
-    """What a problem is made of from a clean trace. Columns with gaps are left out."""
+    """Return the rows of a clean trace. Columns with gaps are left out."""
     found = {name: trace.floats(name) for name in SOURCES if name in trace}
     steps = {name: column for name, column in found.items() if np.all(np.isfinite(column))}
     return Rows(StepTable(steps), trace.floats("T_ms"), weights_by_row(trace), row_weights(trace) is None)
 
 
 def fit_data(trace: Trace) -> FitData:
-    """Return the rows of a clean trace of one system that stand for a step. Raises BadInput for weights that do not."""
+    """Return the rows of a clean trace of one system that stand for a step. Raises BadInput for impossible weights."""
     trace = _counted(trace)
     rows = rows_of(trace)
     return FitData(
@@ -150,7 +142,6 @@ def fit_data(trace: Trace) -> FitData:
 
 
 def _counted(trace: Trace) -> Trace:
-    """The rows that stand for steps at all."""
     weights = row_weights(trace)
     if weights is None or np.all((weights > 0) & np.isfinite(trace.floats(WEIGHT))):
         return trace
@@ -165,13 +156,12 @@ def _counted(trace: Trace) -> Trace:
 
 
 def weights_by_row(trace: Trace) -> FloatArray:
-    """How many measured steps each row stands for (n,)."""
     given = row_weights(trace)
     return np.ones(len(trace)) if given is None else given
 
 
 def numbered(columns: list[FloatArray]) -> NDArray[np.intp]:
-    """Number of each row's values (n,) among the different ones in order; columns, each (n,), are finite."""
+    """Return the number of each row's values (n,) among the distinct ones, in order. Columns (n,) are finite."""
     key = np.zeros(len(columns[0]), dtype=np.intp)
     for column in columns:
         values, number = distinct(column)
@@ -180,7 +170,7 @@ def numbered(columns: list[FloatArray]) -> NDArray[np.intp]:
 
 
 def medians(values: FloatArray, group: NDArray[np.intp]) -> FloatArray:
-    """Return the median of values (n,) in each group (m,); group: number of each value's group, without gaps."""
+    """Return the median of values (n,) in each group (m,), numbered without gaps."""
     order, sizes = np.lexsort((values, group)), np.bincount(group)
     start = np.cumsum(sizes) - sizes
     return np.asarray(0.5 * (values[order[start + (sizes - 1) // 2]] + values[order[start + sizes // 2]]))

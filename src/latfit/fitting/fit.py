@@ -1,4 +1,4 @@
-"""Fit a trace: choose the model, solve, correct, cross-validate, and gather everything that a `FitResult` holds."""
+"""Fit a trace: choose the model, solve, correct, cross-validate, and gather a `FitResult`."""
 
 import math
 from collections.abc import Mapping
@@ -52,8 +52,6 @@ BASELINES = ("constant", "linear", "saturation")
 
 @dataclass(frozen=True)
 class _Scored:
-    """A solved problem with its correction, and its errors in sample and on held-out rows."""
-
     problem: FitProblem
     solution: Solution
     correction: Correction | None
@@ -71,10 +69,9 @@ def fit_trace(
     data: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> FitResult:
-    """Fit `options.model` to a clean trace of one system; the status says why a trace does not suffice for a model.
+    """Fit `options.model` to a clean trace of one system; the status says why a trace does not suffice.
 
-    doubt: how the intervals of parameters are made. data, provenance: facts that are stored with the result. Raises
-    WrongUsage for options that cannot be met, BadInput for weights below zero.
+    doubt: intervals of parameters. data, provenance: facts stored with the result. Raises WrongUsage, BadInput.
     """
     doubt, wanted = doubt or DoubtOptions(), options or FitOptions()
     check(doubt)
@@ -126,7 +123,6 @@ def fit_trace(
 
 
 def _domain(rows: FitData, largest: Mapping[str, float]) -> dict[str, list[float]]:
-    """Return the least and the largest value of every column; those of `largest` at least up to there."""
     columns = {"T_ms": rows.observed, **rows.steps}
     found = {name: [float(column.min()), float(column.max())] for name, column in columns.items()}
     for name, bound in largest.items():
@@ -149,12 +145,10 @@ def _supported(data: FitData, options: FitOptions) -> tuple[FitOptions, list[Lat
 
 
 def _plain(options: FitOptions, model: str) -> FitOptions:
-    """Return options for another model, without what was said of parameters."""
     return replace(options, model=model, fixed={}, bounds={}, priors={}, correction=None)
 
 
 def _describe(data: FitData, options: FitOptions, best: _Scored, doubt: DoubtOptions) -> FitResult:
-    """Return the record of a scored model: parameters, noise, intervals, diagnostics, and messages about them."""
     problem, scores = best.problem, best.scores
     theta = problem.theta(best.solution.z)
     uncertainty, resampled, draws = doubts(problem, best.solution, data, doubt)
@@ -217,7 +211,6 @@ def _score(data: FitData, options: FitOptions, held_out: HeldOut | None = None) 
 
 
 def _unusable(problem: FitProblem) -> FitStatus | None:
-    """Return why the rows do not suffice for a model; None where they do."""
     if problem.rows < max(len(problem.free), 2):
         return FitStatus.TOO_FEW_ROWS
     if problem.model.columns and int(problem.cells.max()) == 0:
@@ -228,7 +221,6 @@ def _unusable(problem: FitProblem) -> FitStatus | None:
 
 
 def _stated(options: FitOptions) -> dict[str, Any]:
-    """Return the options as a file holds them, without those that say nothing."""
     stated: dict[str, Any] = to_builtins(replace(options, correction=None))
     silent = [name for name in ("correction", "candidates", "window_means") if not stated[name]]
     return {"solver": "separable", **{name: value for name, value in stated.items() if name not in silent}}

@@ -1,8 +1,7 @@
-"""Fit many systems in parallel, one process per processor core.
+"""Fit many systems in parallel, one process per processor core: a fit is many short NumPy calls under the GIL.
 
-Processes, not threads, since a fit is many short NumPy calls under the GIL; not `multiprocessing`, which would import
-the user's script. With the model `auto`, the first PROBED systems try every candidate; the others try only models that
-often won there, unless their held-out error is larger.
+Not by `multiprocessing`, which would import the user's script. With `auto`, PROBED systems try every candidate, the
+others a shortlist.
 """
 
 import os
@@ -38,7 +37,7 @@ Outcomes = Generator[tuple[int, Outcome]]
 
 @dataclass(frozen=True)
 class FitTask:
-    """Everything needed to fit one system. shortlist: models to try, None for all."""
+    """One system to fit. shortlist: models to try, None for all."""
 
     rows: Trace
     options: FitOptions
@@ -48,7 +47,6 @@ class FitTask:
     shortlist: Shortlist | None = None
 
     def done(self) -> Outcome:
-        """Return the fit, or the error that ended it."""
         facts: dict[str, Any] = {"doubt": self.doubt, "data": self.data, "provenance": self.provenance}
         try:
             if self.shortlist is not None:
@@ -62,7 +60,6 @@ class FitTask:
 
 
 def failed_fit(model: str, error: Exception) -> FitResult:
-    """Return the fit record of an error."""
     found, remedy = f"{type(error).__name__}: {first_line(error)}", FitStatus.FAILED.remedy
     if isinstance(error, LatfitError):
         found, remedy = error.found, error.remedy

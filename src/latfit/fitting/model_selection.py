@@ -1,7 +1,6 @@
-"""Model selection by cross-validation (`--model auto`), and the choice of discrete parameters.
+"""Model selection by cross-validation (`--model auto`), and the choice of discrete parameters by an extended BIC.
 
-All candidates use the same folds; the simplest within one standard error of the best wins. Sharpness of corners and
-tile lengths are chosen by an extended BIC. Derivation: docs/theory/fitting.md, "Model selection".
+The simplest candidate within one standard error of the best wins: docs/theory/fitting.md, "Model selection".
 """
 
 import itertools
@@ -80,7 +79,6 @@ def settled(data: Rows, options: FitOptions) -> FitOptions:
 
 
 def _worth_trying(choices: Sequence[Choice], held: Mapping[str, float], longest: float) -> list[dict[str, float]]:
-    """Return settings other than the current one, with distinct tile lengths below the longest step."""
     names = [choice.parameter.name for choice in choices]
     if "V" in names and held.get("Q", 0.0) == 0:
         return []
@@ -95,7 +93,6 @@ def _worth_trying(choices: Sequence[Choice], held: Mapping[str, float], longest:
 
 
 def _tried(data: Rows, f_scale: float, state: _State, setting: Mapping[str, float]) -> _State:
-    """Fit with other discrete values from a state, at the scale of its loss."""
     options = replace(state.options, fixed={**state.options.fixed, **setting})
     problem = make_problem(data, options)
     names = [p.name for p in problem.model.parameters]
@@ -151,7 +148,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Selection:
-    """The chosen model, the reason in a sentence, its fit options, and every candidate's score by name."""
+    """The chosen model, the reason in a sentence, its options, and every candidate's score by name."""
 
     name: str
     reason: str
@@ -192,14 +189,11 @@ def corrected(
 
 @dataclass(frozen=True)
 class SelectionFolds:
-    """Folds for comparing candidates."""
-
     folds: Sequence[Fold]  # (train, test) row numbers; extrapolation folds last
     direction: tuple[int, ...] = ()  # column number of each extrapolation fold
 
 
 def candidates_for(data: Rows, experts: bool = False) -> list[str]:
-    """Return the names of the models that the columns of a trace can identify, simple ones first."""
     if decode_only(data.steps):
         names = ["constant", "linear", "saturation", "roofline"]
     else:
@@ -228,7 +222,6 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
 
 
 def _score_all(data: FitData, names: Sequence[str], options: FitOptions, folds: SelectionFolds) -> dict[str, Score]:
-    """Return the scores of the candidates that have enough rows for cross-validation, by name."""
     found = {}
     for name in names:
         score = cross_validated(data, settled(data, _of_requests(data, replace(options, model=name))), folds)
@@ -338,7 +331,6 @@ def _is_within(ratio: float, errors: Sequence[float], reference: Sequence[float]
 
 
 def _without_constant(scores: Mapping[str, Score], rows: int) -> Mapping[str, Score]:
-    """Drop the constant unless a line is significantly worse."""
     line, flat = scores.get("linear"), scores.get("constant")
     if line is None or flat is None or line.mape_pct - flat.mape_pct > _luck(rows) * paired_error(line, flat):
         return scores
@@ -351,7 +343,7 @@ def _luck(rows: int) -> float:
 
 
 def paired_error(a: Score, b: Score) -> float:
-    """Return the standard error of the difference of two models' errors over the same folds, in percentage points."""
+    """Return the standard error of the difference of two models' errors over the folds, in percentage points."""
     ratio = np.log(np.maximum(a.by_fold, EXACT) / np.maximum(b.by_fold, EXACT))
     parts = [part for part in np.split(ratio, [len(ratio) - a.outside]) if len(part) > 1]
     error = np.linalg.norm([np.std(part, ddof=1) / np.sqrt(len(part)) for part in parts]) / max(len(parts), 1)

@@ -1,7 +1,6 @@
-"""A finished fit applied: predictions with intervals, and errors on steps it has not seen.
+"""Apply a finished fit: predictions with intervals, and errors on other steps.
 
-A step's interval at level c lies between the lower and the upper factor at (1+c)/2 of its phase, times its typical
-latency. A step that names no contents decodes where S = B, else one request prefills; its context is the trace's.
+Steps that name no contents decode where S = B, else one request prefills; their context is the trace's.
 """
 
 import math
@@ -37,17 +36,16 @@ class Predictions:
 
     @property
     def outside(self) -> NDArray[np.bool_]:
-        """Whether a step lies outside the data (n,)."""
         return np.asarray(self.why_outside != "")
 
 
 def known_levels(fit: FitResult) -> list[float]:
-    """Levels of the two-sided intervals that a fit has factors for."""
+    """Return the levels of two-sided intervals that a fit has."""
     return [round(2 * level - 1, 9) for level in fit.limits.levels if level > 0.5]
 
 
 def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
-    """Latency of steps (columns B, S and what else the model reads). Raises BadInput, WrongUsage."""
+    """Predict steps (columns B, S and what else the model reads). Raises BadInput, WrongUsage."""
     levels = known_levels(fit) if fit.intervals else []
     if levels and not any(math.isclose(level, known) for known in levels):
         shown = ", ".join(f"{known:g}" for known in levels)
@@ -91,12 +89,11 @@ def _interval(
 
 
 def _blind(fit: FitResult, steps: Trace) -> NDArray[np.bool_]:
-    """Whether each step (n,) contains prefill and the fit knows none."""
     return np.zeros(len(steps), dtype=bool) if fit.knows_prefill else fit.holds_prefill(**_read(fit, steps))
 
 
 def outside_note(fit: FitResult, steps: Trace) -> list[str]:
-    """How many steps lie outside the measured range and how far, in a sentence; empty where none does."""
+    """Return how many steps lie outside the measured range and how far, in a sentence."""
     columns = _read(fit, steps)
     outside = [np.abs(times) > 0 for times in fit.times_outside(**columns).values()]
     unlike = fit.outside_support(**columns) & ~_blind(fit, steps)
@@ -134,7 +131,7 @@ def mean_ms(fit: FitResult, steps: Trace) -> FloatArray:
 
 
 def taken(fit: FitResult, steps: Trace) -> list[str]:
-    """What was taken for granted of steps because they do not say it, in sentences."""
+    """Return what is assumed of steps that lack columns, in sentences."""
     found = []
     if fit.reads_context and CONTEXT not in steps and fit.assumed_context:
         found.append(f"No cached context is given; predicted {fit.assumed_context}.")
@@ -145,7 +142,6 @@ def taken(fit: FitResult, steps: Trace) -> list[str]:
 
 
 def _why_outside(fit: FitResult, steps: Trace) -> NDArray[np.object_]:
-    """Why each step (n,) lies outside the data; empty where it does not."""
     far = fit.how_far(**_read(fit, steps))
     why = np.where(far == "", "", OUTSIDE + ": " + far).astype(object)
     why[fit.outside_support(**_read(fit, steps)) & (why == "")] = f"{OUTSIDE}: few steps like it"
@@ -164,7 +160,6 @@ def _phases_of(steps: Trace) -> NDArray[np.object_]:
 
 
 def read_columns_of(fit: FitResult) -> list[str]:
-    """Columns that a fit's model reads and its data had."""
     return [name for name in fit.columns if name in ("B", "S") or name in fit.domain]
 
 
@@ -180,7 +175,7 @@ def _unknown_prefill(fit: FitResult, trace: Trace) -> list[str]:
 
 
 def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
-    """Return the `--json` of `latfit evaluate`: errors overall and by phase, coverage of intervals, and notes."""
+    """Return the `--json` of `latfit evaluate`."""
     trace = trace.select(weights_by_row(trace) > 0)  # a cell that stands for no step tells nothing
     observed, named, weights = trace.floats("T_ms"), phases(trace).astype(str), weights_by_row(trace)
     T = typical_ms(fit, trace)

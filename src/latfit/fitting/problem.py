@@ -1,7 +1,6 @@
-"""The fit problem: rows, residuals, free parameters, their coordinates and search box.
+"""The fit problem: rows merged and sorted by cell, residuals, free parameters, their coordinates and search box.
 
-Identical rows are merged and sorted by cell. Residuals are ln(predicted/observed) by default. Coordinates z are
-logarithms for rates and peaks, scaled values for costs. Derivation: docs/theory/fitting.md, "Problem".
+Coordinates z are logarithms for rates and peaks, scaled values for costs. See docs/theory/fitting.md, "Problem".
 """
 
 from collections.abc import Mapping
@@ -36,7 +35,6 @@ class Collapsed:
 
 
 def collapsed(data: Rows, model: LatencyModel) -> Collapsed:
-    """Merge rows that are equal in T and the columns of a model; cached with the data."""
     names = ("B", "S", *(name for name in model.columns if name in data.steps and name not in ("B", "S")))
 
     def merge() -> Collapsed:
@@ -58,7 +56,7 @@ def collapsed(data: Rows, model: LatencyModel) -> Collapsed:
 
 
 def weighted_counts(rows: Collapsed, scheme: str) -> FloatArray:
-    """Return weights (n,) under a scheme of WEIGHTS, with the same total as the counts."""
+    """Return weights (n,) under a scheme of WEIGHTS, with the total of the counts."""
     counts = rows.counts
     if scheme == "rows":
         return counts
@@ -133,7 +131,6 @@ class FitOptions:
 
     @property
     def of_formula(self) -> "FitOptions":
-        """The options without a correction."""
         return self if self.correction is None else replace(self, correction=None)
 
 
@@ -154,7 +151,6 @@ class FitProblem:
 
     @cached_property
     def free(self) -> list[int]:
-        """Indices of the free parameters."""
         return [i for i, p in enumerate(self.model.parameters) if p.name not in self.fixed]
 
     @cached_property
@@ -172,7 +168,6 @@ class FitProblem:
 
     @cached_property
     def _held(self) -> FloatArray:
-        """Fixed values of all parameters (p,), zero for free ones."""
         return np.array([self.fixed.get(p.name, 0.0) for p in self.model.parameters])
 
     def theta(self, z: FloatArray) -> FloatArray:
@@ -199,7 +194,7 @@ class FitProblem:
 
     @cached_property
     def unit(self) -> float:
-        """A typical latency in the residuals' unit: 1 for relative residuals."""
+        """A typical latency in the residuals' unit: 1 for relative ones."""
         return 1.0 if self.relative else float(np.median(self.observed))
 
     def residuals(self, z: FloatArray) -> FloatArray:
@@ -209,7 +204,6 @@ class FitProblem:
         return np.asarray(np.log(np.maximum(predicted, 1e-300) / self.observed))
 
     def jacobian(self, z: FloatArray) -> FloatArray:
-        """Return dr/dz (n, free)."""
         return self.residual_slopes(self.theta(z), self.steps)
 
     @cached_property
@@ -232,7 +226,6 @@ class FitProblem:
         return np.where(self._positive, theta[..., self.free], self.scales[self.free])
 
     def rows_at(self, rows: NDArray[np.int64]) -> "FitProblem":
-        """Return the problem on some of its rows."""
         return replace(
             self,
             steps=self.steps.at(rows),
@@ -243,7 +236,6 @@ class FitProblem:
 
 
 def make_problem(data: Rows, options: FitOptions) -> FitProblem:
-    """Return the problem of fitting `options.model` to rows. Raises WrongUsage for options that cannot be met."""
     model = model_named(options.model)
     _check_options(model, options)
     rows = collapsed(data, model)
@@ -313,7 +305,6 @@ def _box(problem: FitProblem, index: int) -> tuple[float, float]:
 
 
 def steps_by_row(problem: FitProblem, rows: Rows) -> StepTable:
-    """Return the columns that the problem's model uses, (n,) each."""
     return StepTable({name: rows.steps[name] for name in problem.steps})
 
 
@@ -325,8 +316,6 @@ def log_ratios(problem: FitProblem, theta: FloatArray, rows: Rows) -> FloatArray
 
 
 def formula_of(problem: FitProblem, theta: FloatArray) -> Formula:
-    """Return the function from columns of steps to latency in ms (n,) at parameters theta (p,)."""
-
     def formula(steps: Mapping[str, FloatArray]) -> FloatArray:
         return problem.model.latency_ms(theta, StepTable(steps))
 

@@ -1,7 +1,4 @@
-"""Slopes of the latency in B and S (central differences in ln B, ln S), and the dominant term of each step.
-
-A term is what the latency loses if its cost is zero. Definition: docs/theory/fitting.md, "Sensitivity".
-"""
+"""Slopes of the latency in B and S, and the most costly term of a step: docs/theory/fitting.md, "Sensitivity"."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,7 +41,7 @@ class Sensitivity:
 
     @property
     def frame(self) -> Any:
-        """A pandas DataFrame, one row per step: B, S, T_ms, slopes in ms, elasticities, the largest term."""
+        """A pandas DataFrame, one row per step."""
         import pandas as pd
 
         rows, columns = np.nonzero(self.dominant != "")
@@ -111,7 +108,7 @@ def sensitivity_of(fit: FitResult, B: FloatArray, S: FloatArray, typical: Mappin
 
 
 def terms_of(model: LatencyModel, theta: FloatArray, steps: Steps) -> dict[str, FloatArray]:
-    """Return the nonzero terms of the latency in ms (n,), by the name of their cost, and `work` for the rest."""
+    """Return the nonzero terms in ms (n,) by the name of their cost, and `work` for the rest."""
     T = model.latency_ms(theta, steps)
     terms: dict[str, FloatArray] = {}
     rest = T.copy()

@@ -1,7 +1,6 @@
-"""Which models are worth trying on many systems of one source, as a few probed systems show.
+"""Models worth trying on many systems of one source: those that won a tenth of the probed systems.
 
-A model is kept if it won a tenth of them. A new system of the same kind has a larger held-out error than all n probed
-ones with probability 1/(n + 1): then every model is tried, because it may be of another kind.
+A system whose held-out error is above that of all probed ones may be of another kind, and tries every model.
 """
 
 from collections import Counter
@@ -22,13 +21,12 @@ class Shortlist:
     error_pct: float
 
     def holds(self, found: FitResult) -> bool:
-        """Whether a fit by one of these models is as good as those of the probed systems."""
         error = found.cross_validation.mape_pct
         return error is not None and error <= self.error_pct
 
 
 def shortlist_of(probed: Sequence[FitResult]) -> Shortlist | None:
-    """The models that some systems leave for the others of their source; None where none of them could be compared."""
+    """Return the models that won often enough; None where no probed system compared models."""
     compared = [found for found in probed if found.cross_validation.selection and found.cross_validation.mape_pct]
     won = Counter(found.model for found in compared)
     won[CORRECTION] = sum(found.correction is not None for found in compared)

@@ -1,7 +1,7 @@
 """Rows that are means over windows: dashboards, counters or periodic log lines.
 
-The mean latency of a window is that of its mean step where the model is linear in B and S. Where sources state how much
-B varies within a window, other models are fitted to mean steps too: docs/theory/fitting.md, "Window means".
+The mean latency of a window is that of its mean step where the model is linear in B and S. Other models need to know
+how much B varies within a window: docs/theory/fitting.md, "Window means".
 """
 
 from dataclasses import replace
@@ -19,12 +19,11 @@ LINEAR = ("constant", "linear")  # models whose mean over a window equals the la
 
 
 def is_spread_known(trace: Trace) -> bool:
-    """Return whether the trace states how much B varies within its windows."""
     return "B_sd" in trace and bool(np.any(trace.floats("B_sd") > 0))
 
 
 def options_of_windows(trace: Trace, options: FitOptions) -> FitOptions:
-    """Return options for rows that are means over windows. Raises WrongUsage for a correction of them."""
+    """Return options for window means. Raises WrongUsage for a correction of them."""
     if options.model.endswith(CORRECTION):
         raise WrongUsage(
             f"the rows are means over windows, which do not know enough for {CORRECTION}",
@@ -37,7 +36,6 @@ def options_of_windows(trace: Trace, options: FitOptions) -> FitOptions:
 
 
 def window_warning(model: str, spread_known: bool) -> LatfitWarning:
-    """Return the warning for a fit of window means."""
     found = "The rows are means over windows, each fitted as its mean step"
     tails = "how single steps scatter is not in them, so intervals are those of windows"
     if spread_known:
@@ -50,7 +48,7 @@ def window_warning(model: str, spread_known: bool) -> LatfitWarning:
 
 
 def largest_step(trace: Trace) -> dict[str, float]:
-    """Return bounds of the requests B and tokens S of a step; 0 where a file of the trace states none.
+    """Return bounds of B and S of a step; 0 where a file of the trace states none.
 
     A step with a whole prompt is in its window, though in no mean.
     """

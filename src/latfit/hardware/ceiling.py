@@ -1,7 +1,6 @@
 """What a machine could do at best, compared with its fit.
 
-A step on S tokens takes at least max(S flops_per_token / flops, step_bytes / bandwidth). A fit above that ceiling means
-that a number is wrong; one far below it shows how much the software leaves.
+A step on S tokens takes at least max(S flops_per_token / flops, step_bytes / bandwidth).
 """
 
 import numpy as np
@@ -15,7 +14,7 @@ PER_MS = 1e-3
 
 
 class Ceiling(Record, frozen=True, omit_defaults=True):
-    """Peak of the machine in FLOP/s and bytes/s, FLOP of a token, and bytes that every step reads; None: unknown."""
+    """Peak in FLOP/s and bytes/s, FLOP of a token, and bytes that every step reads; None: unknown."""
 
     flops: float | None = None
     bandwidth: float | None = None
@@ -32,7 +31,6 @@ class Ceiling(Record, frozen=True, omit_defaults=True):
         return self != Ceiling()
 
     def updated(self, newer: "Ceiling") -> "Ceiling":
-        """Return these numbers, with the newer ones where there are any."""
         return structs.replace(self, **newer.to_json())
 
 

@@ -1,8 +1,7 @@
-"""Parse nominal latencies of an unmeasured path, such as those of a data sheet. Their use always adds a warning.
+"""Parse nominal latencies of an unmeasured path, such as those of a data sheet; they have no intervals.
 
-Formats: `launch=8ms,slope=0.05ms` (linear in B and S), short `8ms+0.05ms*256` (with the largest batch), `exp:2ms` (mean
-of an exponential service), `p50=2ms` (median of one request served at a time). They have no intervals. Median and mean:
-docs/concepts/plans.md, "What plans assume".
+`launch=8ms,slope=0.05ms` (linear in B and S), short `8ms+0.05ms*256` (with the largest batch), `exp:2ms` (mean of an
+exponential service), `p50=2ms` (median of one request at a time). See docs/concepts/plans.md, "What plans assume".
 """
 
 import math
@@ -29,8 +28,8 @@ _SHORT = re.compile(r"(?=exp:|.*[+*])(?P<exp>exp:)?(?P<launch>[\d.][^=:+*,]*)(\+
 class Nominal:
     """A linear latency in ms and the sizes it applies to.
 
-    text: as given. median: whether it is the median of one request at a time, so that the mean is unknown. exponential:
-    whether it is the mean of an exponential service.
+    text: as given. median: it is the median of one request at a time, so that the mean is unknown. exponential: it is
+    the mean of an exponential service.
     """
 
     text: str
@@ -47,7 +46,6 @@ class Nominal:
         return 1 / math.log(2) if self.median else 1.0
 
     def as_fit(self) -> FitResult:
-        """Return the latency as a linear fit, with a warning that nothing was measured."""
         line = {
             "tau_0": (self.launch_ms, "ms"),
             "tau_B": (self.slope_ms, "ms/request"),
@@ -65,7 +63,7 @@ class Nominal:
 
 
 def parse_nominal(text: str, where: str = "--nominal") -> Nominal:
-    """Parse `p50=2ms`, `launch=0.5ms,slope=0.02ms`, `0.5ms+0.02ms*256` or `exp:2ms`. Raises WrongUsage."""
+    """Parse nominal latencies. Raises WrongUsage."""
     short = _SHORT.fullmatch(text.strip())
     given: dict[str, str] = {}
     if short:

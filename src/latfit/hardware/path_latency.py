@@ -1,8 +1,4 @@
-"""How long a batch of equal requests takes on a path: typical, mean, quantiles and range.
-
-A fit gives the typical latency T(B, S), factors on it by phase, and the noise of measured steps. Its parameter draws
-are the curves that the data allow.
-"""
+"""How long a batch of equal requests takes on a path: typical, mean, quantiles and range."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +32,7 @@ class BatchEstimate:
 
 @dataclass(frozen=True, eq=False)
 class PathLatency:
-    """Batches of requests of `tokens` each on a path, each on `context` cached tokens (None: the trace's typical ones).
+    """Batches of requests of `tokens` each, on `context` cached tokens each (None: the trace's typical ones).
 
     One token is decode, more prefill. Arrays are (n,), times in ms.
     """
@@ -55,7 +51,6 @@ class PathLatency:
 
     @cached_property
     def noise(self) -> StepNoise | None:
-        """Noise of single steps; None where it was not measured."""
         return self.path.fit.limits.of(self.phase).ratios
 
     @cached_property
@@ -70,7 +65,7 @@ class PathLatency:
 
     @property
     def outside(self) -> str:
-        """How far the smallest or the largest batch lies outside the measured range; empty where both lie inside."""
+        """How far the smallest or the largest batch lies outside the measured range; empty inside."""
         if self.path.nominal is not None:
             return ""
         steps = self.steps(self.batches[[0, -1]])
@@ -80,7 +75,6 @@ class PathLatency:
         return f"{self.label}: {what} lie outside the measured range, {far}." if far else ""
 
     def steps(self, B: FloatArray) -> dict[str, FloatArray]:
-        """Return the columns of the steps that batches of B requests are."""
         B = np.asarray(B, dtype=np.float64)
         prefill = B if self.phase == PREFILL else np.zeros_like(B)
         steps = {"B": B, "S": B * self.tokens, "prefill_requests": prefill, "prefill_tokens": prefill * self.tokens}
@@ -92,7 +86,6 @@ class PathLatency:
         return self.path.fit.latency_ms(**self.steps(B))
 
     def noisy_ms(self, B: FloatArray) -> FloatArray:
-        """Return the times (n,) that the noise multiplies, at the level of the measured steps of that size."""
         typical, B = self.typical_ms(B), np.asarray(B, dtype=np.float64)
         if self.path.nominal is not None:
             return np.asarray(typical * self.path.nominal.mean_factor())
@@ -100,7 +93,6 @@ class PathLatency:
         return typical if noise is None else np.asarray(typical * noise.levels.factors(B * self.tokens))
 
     def mean_ms(self, B: FloatArray) -> FloatArray:
-        """Return the mean times (n,) of single steps, their level at that size and their tail included."""
         T, B = self.noisy_ms(B), np.asarray(B, dtype=np.float64)
         return T if self.noise is None else self.noise.mean_ms(T, B)
 
@@ -127,7 +119,6 @@ class PathLatency:
         return int(self.batches[within[-1]]) if len(within) else None
 
     def estimate(self, B: int) -> BatchEstimate:
-        """Return the latency of one batch. Raises WrongUsage."""
         wrong = B < 1 or self.tokens < 1 or (self.context or 0) < 0
         refuse(wrong, f"a batch of {B} requests of {self.tokens:g} tokens", "batch", "Give at least one of each.")
         one = np.array([float(B)])
@@ -150,12 +141,12 @@ class PathLatency:
 
 
 def phase_of(tokens: float) -> str:
-    """The phase of a step in which every request computes so many tokens."""
+    """Return the phase of a step in which every request computes so many tokens."""
     return PREFILL if tokens > 1 else DECODE
 
 
 def step_columns(B: FloatArray, S: FloatArray, context: float | None = None) -> dict[str, FloatArray]:
-    """Return columns (n,) of steps of B requests and S tokens, of which one prefills where S > B; context as above."""
+    """Return columns (n,) of steps of B requests and S tokens; one prefills where S > B."""
     steps = {"B": np.asarray(B, dtype=np.float64), "S": np.asarray(S, dtype=np.float64)}
     if context is not None:
         steps |= {"context_tokens": steps["B"] * context, "prefill_context_tokens": np.zeros_like(steps["B"])}
@@ -163,6 +154,6 @@ def step_columns(B: FloatArray, S: FloatArray, context: float | None = None) -> 
 
 
 def step_draws(path: ExecutionPath, steps: Mapping[str, FloatArray], seed: int = 0) -> FloatArray | None:
-    """Return typical latency in ms (n, m) of m steps on the n curves that the fit's data allow; None without draws."""
+    """Return typical latency in ms (n, m) of m steps on the n curves that the data allow; None without draws."""
     draws = parameter_draws(path.fit, seed=seed)
     return None if draws is None else latency_draws(path.fit, draws, **steps)

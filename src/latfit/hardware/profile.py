@@ -29,7 +29,6 @@ DECIDING = ("hardware", "model", "tp", "dtype", "quantization", "device", "engin
 
 
 def path_label(name: str, *, nominal: bool) -> str:
-    """Return a path's name with a mark if its numbers are nominal."""
     return f"{name} (nominal)" if nominal else name
 
 
@@ -50,7 +49,6 @@ class ExecutionPath(Record, frozen=True):
 
     @property
     def label(self) -> str:
-        """The name, with a mark where its numbers are nominal."""
         return path_label(self.name, nominal=self.nominal is not None)
 
     @property
@@ -81,12 +79,11 @@ class ExecutionPath(Record, frozen=True):
 
 
 def nominal_path(name: str, numbers: Nominal) -> ExecutionPath:
-    """A path with nominal numbers in place of a measurement."""
     return ExecutionPath(name, numbers.as_fit(), numbers)
 
 
 def refusal(old: ExecutionPath, new: ExecutionPath) -> Message | None:
-    """Why `new` must not replace `old` unless that is forced; None where it may."""
+    """Return why `new` must not replace `old` unless forced; None where it may."""
     if old.nominal:
         return None
     if new.nominal:
@@ -98,13 +95,12 @@ def refusal(old: ExecutionPath, new: ExecutionPath) -> Message | None:
 
 
 def replacement(old: ExecutionPath, new: ExecutionPath) -> str:
-    """What is replaced, in a sentence; empty where nothing is, because both say the same."""
     held, given = (each.nominal.text if each.nominal else dumps(each.fit.to_json()) for each in (old, new))
     return "" if held == given else f"Path {old.name}: replaces {old.origin}."
 
 
 def differing_facts(old: ExecutionPath, new: ExecutionPath) -> list[Fact]:
-    """Facts in which two measured systems differ."""
+    """Return the facts in which two measured systems differ."""
     if old.nominal or new.nominal:
         return []
     facts = facts_beside(fitted_identity(old.fit), fitted_identity(new.fit))
@@ -112,8 +108,6 @@ def differing_facts(old: ExecutionPath, new: ExecutionPath) -> list[Fact]:
 
 
 class HardwareProfile(Record, frozen=True, tag_field="schema", tag="latfit.hardware/1"):
-    """Execution paths by name."""
-
     what: ClassVar[str] = "hardware profile"
     made_by: ClassVar[str] = "latfit fit TRACE"
 
@@ -122,7 +116,7 @@ class HardwareProfile(Record, frozen=True, tag_field="schema", tag="latfit.hardw
     def with_path(self, path: ExecutionPath, *, force: bool = False) -> "HardwareProfile":
         """Return a profile with `path` in place of any older one. Raises WrongUsage if that takes force.
 
-        Ceiling and price of the older one stay where the new one has none, unless they are of another system.
+        The older ceiling and price stay where the new path has none, unless they are of another system.
         """
         if path.name in self.paths:
             old = self.paths[path.name]
@@ -134,13 +128,11 @@ class HardwareProfile(Record, frozen=True, tag_field="schema", tag="latfit.hardw
         return HardwareProfile({**self.paths, path.name: path})
 
     def without(self, name: str) -> "HardwareProfile":
-        """Return the profile without a path. Raises WrongUsage that names the paths."""
         remedy = f"There are: {', '.join(self.paths)}." if self.paths else "The profile holds no path."
         refuse(name not in self.paths, f"no path {name!r}", "PATH", remedy)
         return HardwareProfile({known: path for known, path in self.paths.items() if known != name})
 
     def first_of(self, names: tuple[str, ...]) -> ExecutionPath | None:
-        """The first path there is among `names`: AMX before plain CPU, for example."""
         return next((self.paths[name] for name in names if name in self.paths), None)
 
     def __repr__(self) -> str:
@@ -169,7 +161,7 @@ class Entered:
 def add_path(target: Path, *paths: ExecutionPath, force: bool = False) -> Entered:
     """Enter paths into the profile at `target`, which is made if missing; several processes may do so at once.
 
-    Other paths stay as they are, and so do those that only force may replace.
+    Other paths stay, and so do those that only force may replace.
     """
     found = Entered(HardwareProfile())
 

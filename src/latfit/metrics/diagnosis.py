@@ -1,13 +1,10 @@
 """Diagnose which limit binds a running engine from its counters, and which settings would help.
 
-- **idle**: nothing ran.
 - **kv_cache**: requests are preempted, or wait while the cache is full.
 - **steps**: hardly any request waits; step times determine latency.
 - **sequences**: requests wait at the sequence limit, known or inferred.
 - **token_budget**: requests wait and the mean step nearly fills a known budget.
-- **unknown**: requests wait, and the counters do not show why.
-
-Only a fit quantifies how much a setting helps.
+- **idle**, **unknown**: nothing ran; the counters do not show the limit.
 """
 
 import math
@@ -37,8 +34,6 @@ SEQUENCES, CACHE, BUDGET = "max_num_seqs", "KV cache", "max_num_batched_tokens"
 
 @dataclass(frozen=True)
 class Lever:
-    """A setting, whether moving it helps, and why."""
-
     setting: str
     effect: Effect
     why: str
@@ -46,7 +41,7 @@ class Lever:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What limits an engine: the limit and the readings that show it, settings, figures (NaN if unknown), known limits.
+    """The limit of an engine, the readings that show it, settings, figures (NaN if unknown), known limits.
 
     growing: requests per second by which the queue grew; engines: how many the figures sum up, a limit is of each.
     """
@@ -84,7 +79,7 @@ def limit_shown(running: Sequence[float]) -> float | None:
 
 
 def _reach(running: Sequence[float], limit: float, short: float) -> bool:
-    """Whether running counts reach a limit, within one or the share `short` of it, in nearly all readings."""
+    """Return whether nearly all running counts are within one, or the share `short`, of a limit."""
     return sum(n >= limit - max(1.0, short * limit) for n in running) >= NEARLY_ALL * len(running)
 
 

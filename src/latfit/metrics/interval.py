@@ -1,6 +1,6 @@
 """Counts and the mean step between two readings of a server, from the differences of its counters.
 
-Formulas for vLLM and SGLang, llama.cpp and Triton: docs/how-to/record.md ("From outside").
+Formulas: docs/how-to/record.md ("From outside").
 """
 
 import math
@@ -20,18 +20,14 @@ MIN_GAPS = 8  # gaps between tokens, to say whether an engine worked all the tim
 
 @dataclass(frozen=True)
 class Interval:
-    """From one state of a server to a later one, `seconds` apart."""
-
     first: ServerState
     last: ServerState
     seconds: float
 
     def count(self, name: str) -> float:
-        """Return by how much a counter rose; NaN if there is none."""
         return self.last.counters.get(name, math.nan) - self.first.counters.get(name, 0.0)
 
     def histogram(self, name: str) -> Buckets | None:
-        """Return the values that a histogram gained; None if there is none."""
         found = self.last.histograms.get(name)
         return None if found is None else found.since(self.first.histograms.get(name))
 
@@ -41,7 +37,6 @@ class Interval:
         return math.nan if found is None else found.mean
 
     def seen(self, name: str) -> float:
-        """Return the number of a histogram's new values; NaN if there is none."""
         found = self.histogram(name)
         return math.nan if found is None else found.count
 
@@ -57,7 +52,6 @@ class Interval:
 
     @cached_property
     def decode_tokens(self) -> float:
-        """Decoded tokens, with accepted drafts."""
         return _first(self.count("decode_tokens"), self.count("generation_tokens") - self.seen("ttft"))
 
     @cached_property
@@ -99,7 +93,6 @@ class Interval:
 
     @property
     def was_busy(self) -> bool:
-        """Whether the engine was busy all the time."""
         if min(self.first.waiting, self.last.waiting) > 0 or self.of_executions:
             return True
         if min(self.first.running, self.last.running) <= 0:
@@ -170,7 +163,6 @@ def path_sd(first: float, last: float, mean: float) -> float:
 
 
 def _first(*values: float) -> float:
-    """Return the first value that is known."""
     return next((value for value in values if not math.isnan(value)), math.nan)
 
 

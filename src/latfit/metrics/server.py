@@ -92,7 +92,6 @@ class Server:
         raise BadInput(reasons[0], where=f"{self.base}{self.places[0]}", remedy=remedy)
 
     def read(self) -> Reading:
-        """Read once more. Raises Unanswered."""
         begun = monotonic()
         text = self._get(self.place, self.timeout_s)
         ended = monotonic()
@@ -103,7 +102,6 @@ class Server:
         return Reading((begun + ended) / 2, ended - begun, text, state)
 
     def readings(self, every_s: float, duration_s: float) -> "Iterator[Reading | Unanswered]":
-        """Yield readings at even distances, or why one is missing. Raises BadInput if the first is missing."""
         begun = monotonic()
         yield self.first()
         due = 0
@@ -150,7 +148,6 @@ class Server:
 
 
 def _settings_in(document: Any, names: Mapping[str, str], depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield known settings anywhere in a document."""
     if isinstance(document, list) and depth < MAX_DEPTH:
         for each in document[:16]:
             yield from _settings_in(each, names, depth + 1)

@@ -1,6 +1,6 @@
 """The metrics of a serving engine at a moment, by the same names for every engine (`latfit.engines`).
 
-Counts of data-parallel engines are summed, the use of their KV caches is averaged. `interval` takes differences.
+Counts of data-parallel engines are summed, the use of their KV caches is averaged.
 """
 
 import math
@@ -33,8 +33,6 @@ _LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class Sample(NamedTuple):
-    """A number with its name and labels."""
-
     name: str
     labels: Mapping[str, str]
     value: float
@@ -86,7 +84,6 @@ class Buckets:
         return np.asarray(np.maximum(np.rint(lengths * self.mean / lengths.mean()), 1), dtype=np.int64)
 
     def since(self, before: "Buckets | None") -> "Buckets":
-        """Return the values since an earlier state of the histogram."""
         if before is None:
             return self
         known = dict(zip(before.edges, before.reached, strict=True))
@@ -98,8 +95,7 @@ class Buckets:
 class ServerState:
     """A server at a moment: requests and share of the KV cache (NaN if unknown), the rest by names of `latfit.engines`.
 
-    facts: settings, by the names of a recorder's provenance; engines: how many it sums up; live: whether steps are
-    counted as they are made.
+    engines: how many it sums up; live: whether steps are counted as they are made.
     """
 
     engine: str
@@ -125,7 +121,6 @@ def read_state(source: Source) -> ServerState:
 
 
 def state_of(lines: Iterable[bytes], name: str) -> ServerState:
-    """Read the lines of a `/metrics` text. Raises BadInput (under `name`) if no known engine publishes such."""
     found: dict[str, list[Sample]] = {}
     size = 0
     for line in lines:
@@ -192,7 +187,6 @@ def _state(engine: Engine, own: Own) -> ServerState:
 
 
 def _values(own: Own, names: Sequence[Name]) -> list[float]:
-    """Return the samples of the first name that the text has, in our unit."""
     found = (
         [s.value * name.unit for s in own.get(name.name, ()) if name.labels.items() <= s.labels.items()]
         for name in names

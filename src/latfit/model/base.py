@@ -11,8 +11,6 @@ Steps = Mapping[str, FloatArray]  # columns of steps by trace name (`B`, `S`, `c
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a formula."""
-
     name: str
     unit: str
     meaning: str
@@ -30,14 +28,10 @@ class LatencyModel(Protocol):
     @property
     def parameters(self) -> tuple[Parameter, ...]: ...
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns of `Steps` that the formula uses."""
-        ...
+    def columns(self) -> tuple[str, ...]: ...
 
     @property
-    def rates(self) -> tuple[tuple[str, str], ...]:
-        """(rate, the column it multiplies) for each rate."""
-        ...
+    def rates(self) -> tuple[tuple[str, str], ...]: ...
 
     @property
     def outer(self) -> tuple[str, ...]:
@@ -45,7 +39,7 @@ class LatencyModel(Protocol):
         ...
 
     def span(self, name: str, steps: Steps) -> tuple[float, float] | None:
-        """Return the range in which a parameter is searched on these steps; None if its unit decides."""
+        """Return the search range of a parameter on these steps; None if its unit decides."""
         ...
 
     def latency_ms(self, theta: FloatArray, steps: Steps) -> FloatArray:

@@ -22,7 +22,7 @@ KINK = term(
 
 
 def _kink_range(f: Features) -> tuple[float, float]:
-    """Return the range of a kink in S, up to 2/3 of the longest step: beyond it few steps determine the slope."""
+    """Return the range of S_0, up to 2/3 of the longest step: beyond it few steps determine the slope."""
     low = max(0.5 * float(f["S"].min()), 0.5)
     return low, max(float(f["S"].max()) * 2 / 3, 2 * low)
 

@@ -1,6 +1,6 @@
-"""The saturation model with attention to cached tokens and prefill work, and the saturating term of `+moe` models.
+"""Terms of attention to cached tokens and of prefill, and the saturating term of `+moe` models.
 
-The terms and their meaning: docs/theory/fitting.md#models.
+Their meaning: docs/theory/fitting.md#models.
 """
 
 import numpy as np
@@ -13,7 +13,6 @@ from latfit.model.term_model import Separable, Shape, term
 
 
 def with_prefill(f: Features) -> bool:
-    """Return whether the steps contain prefill worth fitting."""
     return not decode_only(f)
 
 

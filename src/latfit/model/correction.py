@@ -1,7 +1,6 @@
 """The correction table of a fit: T = formula * exp(g(x)), g multilinear on a grid in ln(1 + x).
 
-The axes are what a step contains (AXES); steps of prefill alone may have a table of their own. The outermost nodes are
-about zero and clamp. Definition: docs/theory/fitting.md, "Correction table".
+The outermost nodes are about zero and clamp. Definition: docs/theory/fitting.md, "Correction table".
 """
 
 import itertools
@@ -46,14 +45,11 @@ CORRECTION = "+correction"  # suffix of the name of a model with a correction
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Correction:
-    """Correction table."""
-
     nodes: Mapping[str, FloatArray]  # rising values of ln(1 + x) by axis, (m_a,) each
     values: FloatArray  # g at the nodes, one dimension per axis
     alone: "Correction | None" = None  # table of steps of prefill alone; None if they have none
 
     def log_factor(self, features: Features) -> FloatArray:
-        """Return g (n,) of steps with the given features."""
         corners, shares = corners_of(self.nodes, coordinates(self.nodes, features))
         g = np.asarray((self.values.ravel()[corners] * shares).sum(axis=1))
         if self.alone is None or not (only := prefill_only(features)).any():
@@ -61,17 +57,14 @@ class Correction:
         return np.where(only, self.alone.log_factor(features), g)
 
     def of_steps(self, steps: Mapping[str, FloatArray]) -> FloatArray:
-        """Return g (n,) of steps given as columns of a trace."""
         return self.log_factor(features_of(steps))
 
     @property
     def all(self) -> tuple["Correction", ...]:
-        """This table, and that of steps of prefill alone."""
         return (self,) if self.alone is None else (self, self.alone)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of a trace that the table uses."""
         return tuple(name for table in self.all for axis in table.nodes for name in _READS[axis])
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +74,7 @@ class Correction:
 
     @classmethod
     def from_json(cls, part: Mapping[str, Any] | None, axes: Sequence[str] = OF_STEPS) -> "Correction | None":
-        """Read the table of a decoded document; None if there is none. Raises ValueError for an invalid table."""
+        """Return the table of a decoded document; None without one. Raises ValueError."""
         if not part:
             return None
         try:
@@ -105,12 +98,10 @@ class Correction:
 
 
 def prefill_only(features: Features) -> NDArray[np.bool_]:
-    """Return whether steps (n,) consist of prefill alone."""
     return np.asarray((features["P"] > 0) & (features["D"] == 0))
 
 
 def coordinates(names: Iterable[str], features: Features) -> list[FloatArray]:
-    """Return ln(1 + x) of steps (n,) along each axis."""
     return [np.log1p(np.maximum(AXES[name](features), 0.0)) for name in names]
 
 

@@ -1,7 +1,7 @@
 """Features of a step that the richer models use, derived from the columns of a trace.
 
 B, S: requests, tokens. n, P: prefill requests, tokens. D: decoding requests. m: 1 with prefill. KP, KD: cached tokens
-that either attends to. A: attention work. L: longest prefill. Definitions: docs/theory/fitting.md#models.
+that either attends to. A: attention work. L: longest prefill.
 """
 
 from collections.abc import Iterator, Mapping
@@ -53,17 +53,14 @@ class StepTable(Mapping[str, FloatArray]):
         return self._derived
 
     def at(self, rows: NDArray[np.int64]) -> "StepTable":
-        """The same columns at some of the rows."""
         return StepTable({name: column[rows] for name, column in self._columns.items()})
 
 
 def features_of(steps: Mapping[str, FloatArray]) -> Features:
-    """Return the features of steps; a StepTable caches them."""
     return steps.derived if isinstance(steps, StepTable) else step_features(steps)
 
 
 def step_features(columns: Mapping[str, FloatArray]) -> Features:
-    """Return the features (n,), with defaults for missing columns."""
     B, S = columns["B"], columns["S"]
     n, P = _prefill(columns)
     m = (P > 0).astype(np.float64)
@@ -84,7 +81,6 @@ def step_features(columns: Mapping[str, FloatArray]) -> Features:
 
 
 def _prefill(columns: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Prefill requests and prefill tokens (n,)."""
     B, S = columns["B"], columns["S"]
     P, n = columns.get("prefill_tokens"), columns.get("prefill_requests")
     if P is None:
@@ -107,7 +103,7 @@ CONTEXT, PREFILL_CONTEXT = "context_tokens", "prefill_context_tokens"
 
 
 def typical_context(steps: Mapping[str, FloatArray], weights: FloatArray) -> dict[str, float]:
-    """Return the weighted median of cached tokens per decoding and per prefill request, for columns that steps have."""
+    """Return the weighted median of cached tokens per decoding and per prefill request, for known columns."""
     if CONTEXT not in steps or not np.all(np.isfinite(steps[CONTEXT])):
         return {}
     seen = step_features(steps)
@@ -120,7 +116,7 @@ def typical_context(steps: Mapping[str, FloatArray], weights: FloatArray) -> dic
 
 
 def with_typical_context(steps: Mapping[str, FloatArray], typical: Mapping[str, float]) -> Mapping[str, FloatArray]:
-    """Return the steps (n,), with typical cached tokens if they have no context of their own."""
+    """Return the steps (n,), with typical cached tokens if they lack a context."""
     if CONTEXT in steps or not typical:
         return steps
     seen = step_features(steps)

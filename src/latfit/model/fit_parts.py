@@ -1,4 +1,4 @@
-"""Parts of a fit's record. Each is its own JSON (see `latfit.records`): field names are the keys of the file."""
+"""Parts of a fit's record, each its own JSON (see `latfit.records`): field names are the keys of the file."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ class Estimate(Record, frozen=True):
 
 
 class Errors(Record, frozen=True, omit_defaults=True):
-    """Errors of predicted times over n steps (see `stats.error_metrics`): in ms, in percent of the observed time."""
+    """Errors of predicted times over n steps, in ms and in percent of the observed time: see `stats.error_metrics`."""
 
     n: int | float | None = None
     r2: float | None = None
@@ -35,7 +35,7 @@ class Errors(Record, frozen=True, omit_defaults=True):
 
 
 class HeldOutErrors(Record, frozen=True, omit_defaults=True):
-    """Errors on held-out rows: over all of them, by fold (K,), and mean and standard deviation over the folds."""
+    """Errors on held-out rows, by fold (K,), and mean and standard deviation over the folds."""
 
     folds: int
     mape_pct: float
@@ -55,7 +55,6 @@ class HeldOutErrors(Record, frozen=True, omit_defaults=True):
 
     @property
     def trained_up_to(self) -> float | None:
-        """Largest value of the training rows in the column that was extrapolated."""
         return self.trained_up_to_S or self.trained_up_to_B or self.trained_up_to_context
 
 
@@ -74,7 +73,6 @@ class CrossValidation(Record, frozen=True, omit_defaults=True):
 
     @property
     def mape_pct(self) -> float | None:
-        """Mean error in percent by the default scheme."""
         return self.errors.mape_pct if self.errors else None
 
 
@@ -85,8 +83,6 @@ class Baseline(Errors, frozen=True, omit_defaults=True):
 
 
 class Identifiability(Record, frozen=True):
-    """Which parameters the data determine."""
-
     condition_number: Number | None = None
     unidentified: Sequence[Sequence[str]] = ()  # groups of parameters that are not determined separately
     prefill: bool = True  # whether the data hold steps with prefill
@@ -114,8 +110,6 @@ class Drift(Record, frozen=True):
 
 
 class Cliff(Record, frozen=True):
-    """A size beyond which a step takes abruptly longer."""
-
     axis: str  # B of decode steps, or S of steps with prefill
     size: int
     above: int  # the next measured size
@@ -125,7 +119,7 @@ class Cliff(Record, frozen=True):
 
 
 class Cliffs(Record, frozen=True):
-    """Cliffs of a trace. tested: boundaries between neighbouring sizes.  level: probability of any false one."""
+    """tested: boundaries between neighbouring sizes. level: probability of any false cliff."""
 
     found: Sequence[Cliff] = ()
     tested: int = 0
@@ -144,8 +138,6 @@ class Diagnostics(Record, frozen=True, omit_defaults=True):
 
 
 class DataFacts(OpenRecord, frozen=True):
-    """Where the rows of a fit come from."""
-
     source: str | None = None
     sources: Sequence[str] | None = None
     sha256: str | None = None

@@ -1,8 +1,4 @@
-"""The record of a fit: parameters with intervals, scores, and what was measured; the content of a `.fit.json` file.
-
-Predictions beyond the measured range get wider limits, answers get intervals from stored parameter draws: see
-docs/theory/fitting.md#models. The file is described in docs/formats.md.
-"""
+"""The record of a fit, the content of a `.fit.json` file: docs/formats.md."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -95,8 +91,6 @@ class FitStatus(Enum):
 
 @dataclass(frozen=True, repr=False)
 class FitResult:
-    """Outcome of a fit; fields are the keys of its file."""
-
     model: str
     status: FitStatus
     parameters: Mapping[str, Estimate]
@@ -138,13 +132,12 @@ class FitResult:
 
     @property
     def theta(self) -> FloatArray:
-        """Parameter values (p,) in the order of the structure."""
         return np.array([self.parameters[p.name].value for p in self.structure.parameters])
 
     def latency_ms(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
         """Return the typical latency in ms (n,) of steps with B requests, S tokens, and further columns by name.
 
-        Steps that name no `context_tokens` are taken to have the trace's typical context: see `assumed_context`.
+        Steps without `context_tokens` have the trace's typical context: see `assumed_context`.
         """
         steps = self.steps(B, S, **context)
         return self.corrected(self.structure.latency_ms(self.theta, steps), steps)
@@ -154,14 +147,15 @@ class FitResult:
         return T if self.correction is None else T * np.exp(self.correction.of_steps(steps))
 
     def step_noise(self, phase: str) -> StepNoise | None:
-        """Return the noise of steps about `latency_ms` in a phase; None if unknown. Levels by size hold for the trace's
-        contexts, so a model of the context goes without them."""
+        """Return the noise of steps about `latency_ms` in a phase; None if unknown.
+
+        Levels by size hold for the trace's contexts, so a model of the context goes without them.
+        """
         found = self.limits.of(phase).ratios
         return replace(found, levels=NO_LEVELS) if found is not None and CONTEXT in self.columns else found
 
     @property
     def name(self) -> str:
-        """The model's name, with what was added to it."""
         return self.model if self.correction is None else f"{self.model}{CORRECTION}"
 
     def steps(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> Steps:
@@ -171,12 +165,10 @@ class FitResult:
 
     @property
     def reads_context(self) -> bool:
-        """Whether the latency depends on cached tokens."""
         return CONTEXT in self.columns and CONTEXT in self.domain
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of steps that the latency depends on."""
         read = self.correction.columns if self.correction is not None else ()
         return tuple(dict.fromkeys([*self.structure.columns, *read]))
 
@@ -189,12 +181,10 @@ class FitResult:
 
     @property
     def knows_prefill(self) -> bool:
-        """Whether the data hold steps with prefill."""
         return self.identifiability.prefill
 
     @cached_property
     def limits(self) -> PredictionIntervals:
-        """The limits of single steps, by phase."""
         return intervals_from_json(self.intervals)
 
     def widening(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
@@ -246,7 +236,6 @@ class FitResult:
         return found
 
     def farthest(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> str:
-        """Describe the step that lies farthest outside, see `how_far`."""
         columns = {"B": B, "S": S, **context}
         times = list(self.times_outside(**columns).values())
         if not times or not np.any(times):
@@ -273,7 +262,7 @@ class FitResult:
         return self._support_distance(B, S, **context) > ROUNDING
 
     def _support_distance(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
-        """Return the distance (n,) from the measured region for their kind; 0 if unknown."""
+        """Return the distance (n,) from the measured region; 0 if unknown."""
         shape = np.broadcast_shapes(np.shape(B), np.shape(S))
         if not self.support:
             return np.zeros(shape)
@@ -282,7 +271,6 @@ class FitResult:
 
     @classmethod
     def kinds(cls, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.str_]:
-        """Return the kind of steps (n,), by the names of `model.support`."""
         requests = context.get("prefill_requests")
         return kinds_of(np.asarray(B), cls.holds_prefill(B, S, **context), requests)
 
@@ -293,7 +281,6 @@ class FitResult:
         return np.asarray((np.asarray(S) > MIXED_FROM * np.asarray(B)) | reported)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document of a `.fit.json` file; `docs/formats.md` describes it."""
         found: dict[str, Any] = {"schema": SCHEMA, **to_builtins(replace(self, correction=None))}
         found["status"] = {"ok": self.status.ok, "code": self.status.code, "message": self.status.sentence}
         for scores in (found["cross_validation"], *(each["cv"] for each in found["baselines"].values())):
@@ -304,7 +291,7 @@ class FitResult:
 
 
 def fit_from_json(document: Any, where: str) -> FitResult:
-    """Return the record in a decoded `.fit.json`. Raises BadInput that names the field that is not valid."""
+    """Return the record in a decoded `.fit.json`. Raises BadInput that names the invalid field."""
     return decode(document, _make, SCHEMA, where, WHAT, MADE_BY)
 
 
@@ -314,12 +301,10 @@ def read_fit(source: Path) -> FitResult:
 
 
 def write_fit(target: Path, fit: FitResult) -> None:
-    """Write the record whole or not at all. Raises TargetNotWritable."""
     write_json(target, fit.to_json())
 
 
 def _make(document: Mapping[str, Any]) -> FitResult:
-    """Return the record. Raises ValueError, KeyError, TypeError or AttributeError."""
     if document["model"] not in FAMILY:
         raise ValueError(f"model {document['model']!r} is not known here")
     found = convert(
@@ -343,12 +328,11 @@ def _make(document: Mapping[str, Any]) -> FitResult:
 
 
 def _nest_errors(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Return held-out errors, which stand beside other keys in a file, as a part of their own."""
+    """Return held-out errors, which stand beside other keys in a file, under a key of their own."""
     return {**scores, "errors": scores if "folds" in scores else None}
 
 
 def _check(fit: FitResult) -> None:
-    """Raise ValueError for values that no fit has."""
     wrong = [p.name for p in fit.structure.parameters if not _is_possible(p, fit.parameters.get(p.name))]
     if fit.status.ok and wrong:
         raise ValueError(f"parameters without a possible value: {', '.join(wrong)}")
@@ -406,7 +390,7 @@ def latency_draws(fit: FitResult, draws: FloatArray, B: FloatArray, S: FloatArra
 
 
 def fitted_identity(fit: FitResult) -> dict[str, str]:
-    """Return the identity of the measured system: hardware, model, and what else is known."""
+    """Return the known facts of the measured system: hardware, model, ..."""
     from latfit.trace import Trace, identity_of
 
     if "identity" in fit.provenance:

@@ -1,7 +1,6 @@
-"""Prediction limits of single steps stored with a fit, by phase.
+"""Prediction limits of single steps stored with a fit, by phase: docs/theory/fitting.md, "Prediction intervals".
 
-A phase without limits uses those of the phase that contains it (STANDS_FOR), else those of all steps. Method:
-docs/theory/fitting.md, "Prediction intervals".
+A phase without limits uses those of the phase that contains it (STANDS_FOR), else those of all steps.
 """
 
 import math
@@ -44,7 +43,6 @@ class PredictionIntervals:
     by_phase: Mapping[str, Limits] = field(default_factory=dict)
 
     def phases(self, phase: str) -> tuple[str, ...]:
-        """Return the phases whose limits a phase uses; empty if it uses those of all steps."""
         groups = STANDS_FOR.get(phase, ((phase,),))
         return next((group for group in groups if all(name in self.by_phase for name in group)), ())
 
@@ -59,11 +57,11 @@ class PredictionIntervals:
         return self._widest(phase, "upper", level)
 
     def lower_factor(self, phase: str, level: float) -> float | None:
-        """Return the factor above which a share `level` of a phase's steps stays; None if there are too few samples."""
+        """Return the factor above which a share `level` of a phase's steps stays; None with too few samples."""
         return self._widest(phase, "lower", level)
 
     def highest_level(self, phase: str, level: float) -> float | None:
-        """Return the highest level up to `level` with an upper limit for the phase; None if there is none."""
+        """Return the highest level up to `level` with an upper limit for the phase; None without one."""
         known = [known for known in self.levels if known <= level + 1e-12 and self.factor(phase, known) is not None]
         return max(known, default=None)
 
@@ -76,7 +74,6 @@ class PredictionIntervals:
 
 
 def intervals_from_json(document: Mapping[str, Any]) -> PredictionIntervals:
-    """Read the `intervals` section of a fit's JSON. Raises ValueError, TypeError or KeyError if it is invalid."""
     everything = _limits(document)
     by_phase = {str(name): _limits(entry) for name, entry in document.get("by_phase", {}).items()}
     levels = sorted({*everything.upper, *(level for limits in by_phase.values() for level in limits.upper)})

@@ -52,7 +52,7 @@ def add_model(model: LatencyModel) -> None:
 
 
 def model_named(name: str) -> LatencyModel:
-    """Return the model called `name`. Raises WrongUsage with the known names."""
+    """Return the model called `name`. Raises WrongUsage."""
     if name not in FAMILY:
         plain = ", ".join(known for known in FAMILY if not known.endswith(MOE))
         raise WrongUsage(

@@ -1,6 +1,6 @@
 """The roofline model: matrix products as a smooth maximum of memory and compute, tiles, attention, cache effects.
 
-The terms and their meaning: docs/theory/fitting.md#models.
+The terms: docs/theory/fitting.md#models.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,11 @@ from latfit.stats import FloatArray
 
 
 def pmax(x: FloatArray, y: FloatArray, p: float) -> FloatArray:
-    """Return the smooth maximum (n,)."""
     top = np.maximum(x, y)
     return top * _root(1.0 + _power(np.minimum(x, y) / (top + (top <= 0)), p), p)
 
 
 def pmax_slope(x: FloatArray, whole: FloatArray, p: float) -> FloatArray:
-    """Return d pmax / dx (n,), where `whole` is pmax."""
     ratio = x / (whole + (whole <= 0))
     return _power(ratio, p) / (ratio + (ratio <= 0))
 
@@ -76,7 +74,6 @@ def attention(
 
 
 def _attention_slope(*columns: Any) -> FloatArray:
-    """Return d pmax(L, W) / dW."""
     A, m, KD, _, _, P_0, Q_s, p_A = columns
     return pmax_slope(attention_work(A, m, KD, P_0, Q_s), attention(*columns), p_A)
 

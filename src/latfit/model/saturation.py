@@ -1,7 +1,7 @@
 """The saturation model, and its variant whose work grows faster than its tokens.
 
-T(B,S) = tau_0 + (w_0 + w_1 S) v / (P_max (1 - e^(-k_B B)) (1 - e^(-k_S S))) + tau_B B + tau_S S
-with v = 1, or v = 1 + gamma_B B + gamma_S S. Properties: docs/theory/fitting.md#models.
+T(B,S) = tau_0 + (w_0 + w_1 S) v / (P_max (1 - e^(-k_B B)) (1 - e^(-k_S S))) + tau_B B + tau_S S with v = 1, or v = 1 +
+gamma_B B + gamma_S S.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def saturation_curvature(k: float, x: FloatArray, g: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Saturation:
-    """The saturation model over the columns B and S. grows: whether its work grows by gamma_B and gamma_S."""
+    """grows: whether the work grows by gamma_B and gamma_S."""
 
     grows: bool = False
     columns: tuple[str, ...] = ("B", "S")
@@ -80,7 +80,7 @@ class Saturation:
         return ("k_B", "k_S", "gamma_B", "gamma_S") if self.grows else ("k_B", "k_S")
 
     def span(self, name: str, steps: Steps) -> tuple[float, float] | None:
-        """Return the range in which a gamma is searched; beyond it only the growing part is left, scaled by P_max."""
+        """Return the search range of a gamma; beyond it only the growing part is left, scaled by P_max."""
         if not name.startswith("gamma_"):
             return None
         return 0.0, 100.0 / float(steps[name.removeprefix("gamma_")].min())
@@ -126,7 +126,6 @@ class Saturation:
 
 
 def _work_factor(k_b: float, k_s: float, gamma: Sequence[float], steps: Steps) -> FloatArray:
-    """Return v over the two saturations; without gammas v = 1."""
     B, S = steps["B"], steps["S"]
     if gamma:
         return growing_work(B, S, k_b, k_s, *gamma)

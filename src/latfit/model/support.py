@@ -1,7 +1,6 @@
 """The measured region: convex hulls of the measured steps in (ln B, ln S), one per kind of step, in 16 directions.
 
-One odd step does not extend a region. With known cached tokens there is a second one in (ln B, ln(1 + cached tokens per
-request)). Definition: docs/theory/fitting.md, "Measured region".
+With known cached tokens there is a second one in (ln B, ln(1 + cached tokens per request)).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ Support = Mapping[str, Sequence[float]]
 
 
 def kinds_of(B: FloatArray, prefill: NDArray[np.bool_], prefill_requests: FloatArray | None) -> NDArray[np.str_]:
-    """Return the kind of each step (n,). prefill: whether a step contains prefill (n,)."""
+    """Return the kind of each step (n,). prefill: whether it contains prefill (n,)."""
     if prefill_requests is None:
         return np.where(prefill, ANY_PREFILL, DECODE)
     return np.where(~prefill, DECODE, np.where(prefill_requests < B, MIXED, PREFILL))
@@ -77,7 +76,6 @@ def outside_by(
 
 
 def check_support(support: Support) -> None:
-    """Check the shape of regions read from a file. Raises ValueError for invalid ones."""
     for kind, ends in support.items():
         if np.shape(ends) not in ((DIRECTIONS,), (2 * DIRECTIONS,)) or not np.all(np.isfinite(ends)):
             raise ValueError(f"support of {kind} is not {DIRECTIONS} numbers, nor {2 * DIRECTIONS}")

@@ -1,7 +1,7 @@
 """Models as tables of terms: T = [base model] + sum_j c_j X_j(step; shapes), with c_j >= 0.
 
-A term is a coefficient and a column, which may depend on shapes (a corner, a rate). Choices (a tile length, sharpness)
-are parameters with a few values; they are stored as fixed. The engine simulator compiles the columns of built-in terms.
+A column X_j may depend on shapes (a corner, a rate). Choices (a tile length, sharpness) take a few values. The engine
+simulator compiles the columns of built-in terms.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,8 +22,6 @@ Column = Callable[[Features, Shapes], FloatArray]
 
 @dataclass(frozen=True)
 class Term:
-    """A coefficient >= 0 times a column (n,) of features."""
-
     parameter: Parameter
     column: Column
     slopes: Mapping[str, Column] = field(default_factory=dict)  # d column / d shape, by the shape's name
@@ -64,8 +62,6 @@ def term(
 
 @dataclass(frozen=True)
 class Shape:
-    """A parameter inside a column."""
-
     parameter: Parameter
     span: Callable[[Features], tuple[float, float]]  # range in which it is searched
     rate_of: str | None = None  # column that it multiplies, if it is a rate
@@ -93,7 +89,6 @@ class Separable:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Parameters of the base model, then coefficients, shapes, choices."""
         own = (tuple(t.parameter for t in self.terms), tuple(s.parameter for s in self.shapes))
         return (*self._base_parameters, *own[0], *own[1], *(choice.parameter for choice in self.choices))
 

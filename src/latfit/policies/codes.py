@@ -1,7 +1,7 @@
-"""The numbers that policies, their parameters and their view of the queue go by in compiled code. It needs no numba.
+"""Numbers that policies, their parameters and their view of the queue go by in compiled code. It needs no numba.
 
-A policy is a code and a float array: HEADER entries with the meanings below, then, for the optimal policy, its table.
-What it sees is a float array too. Times in ms, rates per ms.
+A policy is a code and a float array: HEADER entries, then, for the optimal policy, its table. Its view is a float array
+too. Times in ms, rates per ms.
 """
 
 GREEDY, FIXED, WINDOW, MARGINAL, CUTOFF, THREE_STAGE, OPTIMAL, SPLIT, DEADLINE = range(9)

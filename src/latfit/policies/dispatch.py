@@ -1,10 +1,8 @@
-"""Decide what a dispatch policy does now, in compiled code, without state or clock.
+"""Decide what a dispatch policy does now, in compiled code, without state or clock: docs/concepts/simulation.md.
 
 `decide` returns (action, take, until, at). To serve: start a batch of `take` requests after skipping the first `at` in
-the queue. To wait: ask again at time `until`, when `at` requests wait, or when a path becomes idle.
-`times[path, b]` is the typical T(b) in ms; b = 0 is unused. A request goes to the side path only if a server is idle
-and should finish it no later than the main path (docs/theory/planning.md#two-paths).
-Policies: docs/concepts/simulation.md.
+the queue. To wait: ask again at time `until`, when `at` requests wait, or when a path becomes idle. `times[path, b]` is
+the typical T(b) in ms.
 """
 
 import math
@@ -55,7 +53,6 @@ def _serve(p, view):  # type: ignore[no-untyped-def]
 
 @inner
 def _patient(p, view, enough):  # type: ignore[no-untyped-def]
-    """Wait until `enough` requests wait, or the oldest has waited for PATIENCE."""
     until = view[codes.OLDEST] + p[codes.PATIENCE]
     found = (codes.WAIT, 0, until, enough)
     if view[codes.WAITING] >= enough or view[codes.NOW] >= until:
@@ -174,7 +171,6 @@ def _deadline(p, times, view):  # type: ignore[no-untyped-def]
 
 @inner
 def _soonest(view, path):  # type: ignore[no-untyped-def]
-    """Return when a server of a path is next free."""
     servers, soonest = (len(view) - codes.VIEW) // 2, math.inf
     for place in range(codes.VIEW + path * servers, codes.VIEW + (path + 1) * servers):
         soonest = min(soonest, view[place])
@@ -221,7 +217,7 @@ def _ended_no_later(p, times, view, most):  # type: ignore[no-untyped-def]
 
 @inner
 def _left_to_side(p, times, view):  # type: ignore[no-untyped-def]
-    """Count the aged requests in front that the side path, idle or busy, finishes before an idle main path."""
+    """Count the aged requests in front that the side path finishes before an idle main path."""
     waiting, largest, side = int(view[codes.WAITING]), int(p[codes.MAIN_LARGEST]), int(p[codes.SIDE_LARGEST])
     left, most = 0, min(int(view[codes.AGED]), waiting)
     while left < most:

@@ -1,7 +1,6 @@
-"""Decide whether to wait for one more request, by three marginal-cost rules.
+"""Decide whether to wait for one more request, expected in 1/rate ms, while B wait; ties dispatch.
 
-B requests wait and the next is expected in 1/rate ms. T in ms, rate per ms, B >= 1; ties dispatch. The amortised rule
-is the closest to the optimal mean. Formulas: docs/theory/simulation.md, "Dispatch policies".
+The amortised rule is the closest to the optimal mean: docs/theory/simulation.md, "Dispatch policies".
 """
 
 import math

@@ -1,7 +1,6 @@
-"""Batching policies as data: a code with parameters, constructors that check them, names and defaults.
+"""Batching policies as data: a code with parameters, checked constructors, names and defaults.
 
-`latfit.policies.dispatch` executes a policy for the simulator and the live router. Policies and defaults:
-docs/concepts/simulation.md.
+`latfit.policies.dispatch` executes them: docs/concepts/simulation.md.
 """
 
 import math
@@ -24,7 +23,7 @@ TIE = 1e-9
 class DispatchTable:
     """Table of the optimal rule: `batches[q]` of q waiting requests are served, 0 to wait.
 
-    A longer queue is served as the last entry says. Solved for `rate` per ms and batches up to `max_batch`.
+    A longer queue is served as the last entry says. Solved for `rate` per ms.
     """
 
     batches: tuple[int, ...]
@@ -39,11 +38,9 @@ class DispatchTable:
 
     @property
     def threshold(self) -> int:
-        """Smallest queue that is served."""
         return next(q for q, b in enumerate(self.batches) if b)
 
     def takes(self, waiting: int) -> int:
-        """Return how many to serve now; 0 to wait."""
         return self.batches[min(waiting, len(self.batches) - 1)]
 
 
@@ -77,8 +74,6 @@ class Policy:
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest batches of the two paths; `side` is 0 if there is no second path or it is unused."""
-
     main: int
     side: int = 0
 
@@ -93,7 +88,6 @@ def gpu_only(limits: Limits) -> Policy:
 
 
 def fixed(batch: int, limits: Limits) -> Policy:
-    """Serve exactly `batch` requests at a time."""
     found = f"a fixed batch of {batch}, where batches may hold 1 to {limits.main}"
     refuse(not 1 <= batch <= limits.main, found, "--batch", "Give a batch that the path can take.")
     parameters = _parameters(Limits(batch, limits.side), {codes.THRESHOLD: batch})
@@ -133,7 +127,6 @@ def three_stage(threshold: int, cutoff_ms: float, limits: Limits) -> Policy:
 
 
 def optimal(table: DispatchTable, limits: Limits) -> Policy:
-    """Serve by a table solved for a rate: how many to serve for each number waiting."""
     header = _parameters(Limits(min(limits.main, table.max_batch), limits.side))
     batches = np.array(table.batches, dtype=np.float64)
     settings = {"threshold": table.threshold, "rate_per_ms": table.rate, "max_batch": int(header[codes.MAIN_LARGEST])}
@@ -151,7 +144,6 @@ def split(limits: Limits, merge_below: int = 1, longest_ms: float = 0.0) -> Poli
 
 
 def deadline(limits: Limits) -> Policy:
-    """Serve batches as full as the deadlines of the waiting requests allow."""
     return Policy("deadline", codes.DEADLINE, _parameters(limits), {"max_batch": limits.main})
 
 
@@ -237,8 +229,6 @@ def default_threshold(times: PathTimes) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Inputs of a named policy: rate per ms, times of the paths, settings, largest batches, and a solver."""
-
     arrivals: float
     times: PathTimes
     settings: Settings
@@ -247,14 +237,13 @@ class Inputs:
 
     @property
     def rate(self) -> float:
-        """Arrival rate per ms for the defaults. Raises WrongUsage if the load has no rate."""
+        """Arrival rate per ms for the defaults. Raises WrongUsage if the load has none."""
         found = "the requests have no rate (one alone, or all at once), and the policy's default goes by it"
         remedy = "Set what the policy goes by (--t-cut, --batch), or take gpu-only, fixed or window."
         refuse(not (math.isfinite(self.arrivals) and self.arrivals > 0), found, "--policy", remedy)
         return self.arrivals
 
     def given(self, name: str, default: Callable[[], Any]) -> Any:
-        """Return a setting, else its default."""
         value = getattr(self.settings, name)
         return default() if value is None else value
 
@@ -277,8 +266,6 @@ def _split(inputs: Inputs) -> Policy:
 
 @dataclass(frozen=True)
 class Named:
-    """A policy with a public name; `settings` are the ones that few other policies have."""
-
     make: Callable[[Inputs], Policy]
     settings: tuple[str, ...] = ()
     needs_side: bool = False

@@ -31,7 +31,6 @@ class Arrivals:
 
     @property
     def grows(self) -> bool:
-        """Whether the dispersion still grows at the longest time span: bursts last longer than the recording shows."""
         values = [] if self.gaps is None else [value for _, value in dispersions(self.gaps)]
         return len(values) > 4 and values[-1] > GROWING_DISPERSION * values[-4]
 
@@ -44,7 +43,6 @@ class Arrivals:
         return self._of(np.diff(ends, prepend=0.0))
 
     def drawn(self, rng: np.random.Generator) -> "Arrivals":
-        """Return a block bootstrap of the recording."""
         if self.gaps is None:
             return self
         n = len(self.gaps)

@@ -12,7 +12,7 @@ def feasible_ranges(
 ) -> list[tuple[float, float]]:
     """Return the ranges of x within `grid` (n,), increasing, where a condition holds.
 
-    meets_finely: a more exact test for the ends, which are bisected. precision: of an end, relative.
+    meets_finely: a more exact test for the ends. precision: of an end, relative.
     """
     finely = meets_finely or meets
     found = [meets(float(x)) for x in grid]
@@ -30,7 +30,7 @@ def feasible_ranges(
 
 
 def bisect(meets: Test, inside: float, outside: float, precision: float) -> float:
-    """Return the point nearest to `outside` that still meets the condition, within a relative precision."""
+    """Return the point nearest to `outside` that still meets the condition."""
     while abs(outside - inside) > precision * abs(inside):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if meets(middle) else (inside, middle)

@@ -1,7 +1,6 @@
-"""The best rule for an idle batch server: a semi-Markov decision process on the number waiting, solved exactly.
+"""The best rule for an idle batch server: a semi-Markov decision process on the number waiting.
 
-Policy iteration on states up to N, a quadratic beyond; N grows until the cost converges. Derivation:
-docs/theory/planning.md.
+Policy iteration on states up to N, a quadratic beyond; N grows until the cost converges: docs/theory/planning.md.
 """
 
 import math
@@ -28,8 +27,6 @@ TIE = 1e-11
 
 @dataclass(frozen=True)
 class OptimalRule:
-    """The optimal table, and the mean response at it in ms."""
-
     table: DispatchTable
     cost_ms: float
 
@@ -72,7 +69,6 @@ def optimal_rule(rate: float, times: ServiceTimes) -> OptimalRule:
 
 
 def _for_long_queues(T: FloatArray) -> int:
-    """The smallest batch with the highest rate b/T(b)."""
     rates = np.arange(1, len(T) + 1) / T
     return int(np.flatnonzero(rates >= rates.max() * (1 - TIE))[0]) + 1
 
@@ -100,18 +96,17 @@ def _problem(rate: float, T: FloatArray, N: int) -> _Problem:
 
 
 def _poisson(counts: FloatArray, means: FloatArray) -> FloatArray:
-    """Poisson probabilities (len(means), len(counts))."""
     n, mean = counts[None, :], means[:, None]
     return np.asarray(np.exp(scipy.special.xlogy(n, mean) - mean - scipy.special.gammaln(n + 1)))
 
 
 def _most_arrivals(mean: float) -> int:
-    """A count that a Poisson variable exceeds with a chance below 1e-16."""
+    """Return a count that a Poisson variable exceeds with a chance below 1e-16."""
     return int(mean + 9 * math.sqrt(mean) + 25)
 
 
 def _ahead(weights: FloatArray, values: FloatArray) -> FloatArray:
-    """sum_j weights[b, j] values[l + j], (B, l) for every l that `values` allows."""
+    """Return sum_j weights[b, j] values[l + j], (B, l), for every l that `values` allows."""
     return np.asarray(weights @ np.ascontiguousarray(sliding_window_view(values, weights.shape[1]).T))
 
 
@@ -131,7 +126,7 @@ def _iterated(problem: _Problem, batch: IntArray) -> tuple[float, IntArray]:
 
 
 def _values(problem: _Problem, batch: IntArray) -> tuple[float, FloatArray]:
-    """Cost per time of a rule, and h (N + 1,)."""
+    """Return the cost per time of a rule, and h (N + 1,)."""
     N, J = len(batch) - 1, problem.p.shape[1]
     serves, waits = np.flatnonzero(batch), np.flatnonzero(batch == 0)
     b = batch[serves]
@@ -153,7 +148,6 @@ def _values(problem: _Problem, batch: IntArray) -> tuple[float, FloatArray]:
 
 
 def _improved(problem: _Problem, batch: IntArray, gain: float, h: FloatArray) -> IntArray:
-    """The rule that is best against h; what is as good as before stays."""
     N, J = len(h) - 1, problem.p.shape[1]
     after = _ahead(problem.p, np.concatenate([h, np.full(J - 1, h[-1])]))
     after += problem.beyond - gain * problem.beyond_gain
@@ -168,5 +162,5 @@ def _improved(problem: _Problem, batch: IntArray, gain: float, h: FloatArray) ->
 
 
 def solve_optimal(rate: float, T_ms: FloatArray) -> DispatchTable:
-    """Return the optimal dispatch table of a path, by batch latencies in ms from no request on."""
+    """Return the optimal dispatch table, by latencies in ms of batches from one request on."""
     return optimal_rule(rate, measured_times(T_ms)).table

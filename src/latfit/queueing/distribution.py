@@ -1,4 +1,4 @@
-"""The distribution of response times that a simulated queue returns. Time in ms, rates per ms."""
+"""The response times of a simulated queue. Time in ms, rates per ms."""
 
 import math
 from dataclasses import dataclass, field
@@ -30,11 +30,9 @@ class ResponseDistribution:
         return self.pool.mean
 
     def tail(self, x: float) -> float:
-        """Return P(response > x)."""
         return self.pool.above(x)
 
     def percentile(self, q: float) -> float:
-        """Return the smallest x that a share q of the responses does not exceed."""
         return self.pool.value(q)
 
     def percentile_interval(self, q: float, level: float = 0.95) -> tuple[float, float]:
@@ -57,7 +55,6 @@ class ResponseDistribution:
 
 
 def positive(value: float, name: str, unit: str = "per ms") -> float:
-    """Return `value`; raise WrongUsage unless it is finite and above zero."""
     wrong = not math.isfinite(value) or value <= 0
     refuse(wrong, f"{name} is {value:g}, not above zero", name, f"Give a {name} {unit} above zero.")
     return float(value)

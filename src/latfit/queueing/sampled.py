@@ -1,7 +1,7 @@
-"""The batch queue, simulated on common random numbers. Theory: docs/theory/planning.md.
+"""The batch queue, simulated on common random numbers: docs/theory/planning.md.
 
-Every run draws arrivals and one uniform number per service from (seed, run) alone, so two results differ by what was
-changed (rate, T, noise) and not by luck.
+A run draws arrivals and one uniform number per service from (seed, run) alone, so results differ by what was changed
+(rate, T, noise) and not by luck.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ WARMUP, LENGTH = 12, 40  # relaxation times that a run leaves out, and counts
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is simulated: independent runs from empty, of `shortest` to `longest` requests as the load requires."""
+    """Independent runs from empty, of `shortest` to `longest` requests as the load requires."""
 
     runs: int = 20
     shortest: int = 50_000
@@ -53,7 +53,7 @@ def _service_ms(server, batch, u):  # type: ignore[no-untyped-def]
 
 @entry
 def serve_batches(arrive, server, threshold, u, response):  # type: ignore[no-untyped-def]
-    """Write the response of every arrival (n,), batches from `threshold` on; return how many batches were served."""
+    """Write the response of every arrival (n,), batches from `threshold` on; return the number of batches."""
     n, largest = len(arrive), len(server.typical_ms) - 1
     free, served, i = 0.0, 0, 0
     while i < n:
@@ -99,13 +99,13 @@ def run_length(
 
 
 def _relaxation(load: float, times: ServiceTimes, arrivals: Arrivals) -> float:
-    """Requests until the queue has forgotten its state: those of a random walk with its drift and variance."""
+    """Return the requests until the queue forgets its state: those of a random walk with its drift and variance."""
     variance = load + load**2 * times.max_batch * float(times.cv(times.max_batch).max()) ** 2
     return variance * max(arrivals.dispersion, 1.0) / (1 - load) ** 2
 
 
 def _first_wave(rate: float, times: ServiceTimes) -> float:
-    """Requests that come while the slowest batch is served, and while they are served at the spare rate, twice over."""
+    """Return twice the requests that come while the slowest batch is served, and then at the spare rate."""
     load = rate / times.rate_limit()
     return 2 * rate * float(times.table(1, times.max_batch).max()) * (1 + 1 / (1 - load))
 
@@ -117,7 +117,6 @@ def _server(times: ServiceTimes) -> Server:
 
 
 def arrival_moments(arrivals: Arrivals, rate: float, n: int, seed: int, run: int) -> FloatArray:
-    """Return the arrivals (n,) of a run in ms, at a rate per ms."""
     if arrivals.gaps is None:
         return np.asarray(_unit_moments(n, seed, run) / rate)
     start = int(np.random.default_rng([seed, run, 2]).integers(len(arrivals.gaps)))

@@ -1,6 +1,6 @@
-"""How long a batch takes, as the queues see it: T(b) in ms for b = 1, 2, ... up to the largest batch.
+"""How long a batch takes: T(b) in ms for b = 1, 2, ... up to the largest batch; it may fall at small b.
 
-T may fall at small b. A greedy server is stable exactly below max_batch/T(max_batch) (Foster's drift).
+A greedy server is stable exactly below max_batch/T(max_batch) (Foster's drift).
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ EXPONENTIAL_POINTS = 20_000
 class ServiceTimes:
     """How long batches take.
 
-    at: typical T in ms (n,) of batches (n,), called with whole numbers >= 1. noise: of single services; None where each
-    takes T(b). fixed_ms: added to every service without noise, such as a transfer.
+    at: typical T in ms (n,) of batches (n,). noise: None where each takes T(b). fixed_ms: added to every service
+    without noise, such as a transfer.
     """
 
     at: Callable[[FloatArray], FloatArray]
@@ -30,7 +30,6 @@ class ServiceTimes:
     fixed_ms: float = 0.0
 
     def __call__(self, b: int) -> float:
-        """Return the mean time of a batch of b in ms."""
         return float(self._means(np.array([float(b)]))[0])
 
     def _means(self, b: FloatArray) -> FloatArray:
@@ -63,7 +62,6 @@ class ServiceTimes:
         return replace(self, max_batch=1, noise=self.noise or exponential_noise())
 
     def best_batch(self) -> int:
-        """Return the batch with the highest rate b/T(b)."""
         return int(np.argmax(np.arange(1, self.max_batch + 1) / self.table(1, self.max_batch))) + 1
 
 
@@ -83,6 +81,6 @@ def measured_times(times_ms: FloatArray, noise: StepNoise | None = None, fixed_m
 
 @cache
 def exponential_noise() -> StepNoise:
-    """Return an exponential distribution of mean 1 as points, for a service that nobody measured."""
+    """Return an exponential distribution of mean 1 as points."""
     values = -np.log1p(-(np.arange(EXPONENTIAL_POINTS) + 0.5) / EXPONENTIAL_POINTS)
     return noise_of(values / values.mean(), np.ones(EXPONENTIAL_POINTS))

@@ -1,8 +1,7 @@
 """Summarise traces of any length in bounded memory: cells of similar steps, counted here or on a Dask cluster.
 
-A bin holds the steps of one system and phase with similar B, S, context and ln T: their number, and the sums that give
-the means and the variance of ln T. Too many bins become coarser in B, S and context. The result is rows with weights
-(`cell_rows`). See docs/formats.md.
+A bin holds the steps of one system and phase with similar B, S, context and ln T, which become coarser if there are too
+many. The result is rows with weights (`cell_rows`): docs/formats.md.
 """
 
 import re
@@ -68,7 +67,7 @@ class Cells:
     """Bins by label and key, and what was read and dropped.
 
     bins: columns `label` (a place in `labels`, the values of LABELS), `key` (S = B, and the leading bits of B, S,
-    context and ln T) and SUMS; short: rows with fewer tokens than requests; unreadable: (file, reason).
+    context and ln T) and SUMS; short: rows with S < B; unreadable: (file, reason).
     """
 
     labels: Sequence[tuple[str, ...]]
@@ -84,12 +83,10 @@ class Cells:
         return int(self.bins["steps"].sum())
 
     def column(self, name: str) -> NDArray[np.object_]:
-        """Return a column of LABELS for all bins."""
         return np.array([label[LABELS.index(name)] for label in self.labels], dtype=object)[self.bins["label"]]
 
 
 def merge(parts: Sequence[Cells], limit: int = MAX_BINS) -> Cells:
-    """Return all parts together, coarser if there are more than `limit` bins."""
     level = max(part.level for part in parts)
     merged = _add_up(parts, level)
     while len(merged.bins) > limit and level < len(COARSER) - 1:
@@ -136,7 +133,7 @@ def _add_up(parts: Sequence[Cells], level: int) -> Cells:
 
 
 def count_steps(trace: Trace, time: str | None = COMPUTE) -> Cells:
-    """Return the bins of clean steps at the finest resolution. time: what T is, see `compress`."""
+    """Return the bins of clean steps at the finest resolution. time: what T is."""
     B, S, T, context, period = map(trace.floats_or_nan, ("B", "S", "T_ms", "context_tokens", "period_ms"))
     timed = (period >= MIN_MS) & (period <= MAX_MS)
     ln_T = np.log(period if time == PERIOD else T)
@@ -188,7 +185,6 @@ def weighted_rows(cells: Cells) -> Trace:
 
 
 def _cell_of(bins: Trace) -> IntArray:
-    """Return the number of each bin's cell: its label, B, S and context."""
     key = bins["key"] >> T_BITS
     return np.cumsum((np.diff(bins["label"], prepend=-1) != 0) | (np.diff(key, prepend=-1) != 0)) - 1
 
@@ -240,7 +236,6 @@ def _text_fragment(fragment: Any, head: bytes, options: Options) -> Any:
 
 
 def read_batches(fragment: Any, reading: Reading) -> Iterator[Trace]:
-    """Yield the steps of a file, some rows at a time, as they are read elsewhere. Raises BadInput."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -263,7 +258,7 @@ def read_batches(fragment: Any, reading: Reading) -> Iterator[Trace]:
 
 
 def summarise(fragment: Any, reading: Reading, time: str, limit: int = MAX_BINS, skip_bad: bool = False) -> Cells:
-    """Return the cells of one file. Raises BadInput if it cannot be read, unless that is to be skipped."""
+    """Return the cells of one file. Raises BadInput if it cannot be read, unless skip_bad."""
     import pyarrow as pa
 
     try:
@@ -279,7 +274,6 @@ def summarise(fragment: Any, reading: Reading, time: str, limit: int = MAX_BINS,
 
 
 def unreadable(path: str, reason: str) -> BadInput:
-    """Return the error for a file that is no part of a trace."""
     remedy = "Make it again or move it away, or leave it out: latfit ingest --skip-bad."
     return BadInput(reason, where=path, remedy=remedy)
 
@@ -316,9 +310,9 @@ def compress(
 ) -> Trace:
     """Summarise all files of a folder (or one file) into rows with weights that fit as the steps would.
 
-    time: what T is, compute or period; None: the period if most steps have one. limit: bins held at most.
-    skip_unreadable: leave out and count files that cannot be read. scheduler: address of a Dask cluster; without it,
-    backend="dask" starts workers on this host. Raises BadInput, WrongUsage, LatfitError.
+    time: compute or period; None: the period if most steps have one. limit: bins held at most. skip_unreadable: leave
+    out and count bad files. scheduler: address of a Dask cluster; without it, backend="dask" starts workers here.
+    Raises BadInput, WrongUsage.
     """
     check_reasons(reading.cleaning)
     check_unit_name(reading)
@@ -354,7 +348,6 @@ def compress(
 
 
 def _most_common_time(reading: Reading, fragments: Sequence[Any]) -> str:
-    """Return the period if most steps of the first batch of rows have one."""
     import pyarrow as pa
 
     for fragment in fragments:

@@ -1,7 +1,6 @@
-"""Which rows are no usable steps: a table of rules, each named, counted and, if possible, optional.
+"""Which rows are no usable steps: a table of rules, tried in order; docs/formats.md describes each reason.
 
-Rules are tried in order; a row counts under the first that drops it. Slow steps stay, because a real prefill takes
-longer than any fixed limit; outliers are only marked. docs/formats.md describes each reason.
+Slow steps stay, because a real prefill takes longer than any fixed limit; outliers are only marked.
 """
 
 from collections import Counter
@@ -48,7 +47,7 @@ LOOKED_AT = (
 
 @dataclass(frozen=True)
 class CleanOptions:
-    """What cleaning does: drop rows above max_ms, keep or drop rows of a reason; most: accept that most are dropped."""
+    """Drop rows above max_ms, keep or drop rows of a reason; most: accept that most are dropped."""
 
     max_ms: float | None = None
     keep: Sequence[str] = ()
@@ -65,7 +64,7 @@ class Cleaned:
     """The usable rows, and how many were read, dropped and marked, by reason.
 
     fate: for each row read (n,), the number of the rule that dropped it, counted from 1; 0 if it is used. short: rows
-    with fewer tokens than requests.
+    with S < B.
     """
 
     trace: Trace
@@ -106,7 +105,7 @@ class Rule(NamedTuple):
 
 
 def clean(trace: Trace, options: CleanOptions | None = None, *, rows_only: bool = False) -> Cleaned:
-    """Drop what cannot be a step. rows_only: by rules that judge each row alone. Raises WrongUsage for a reason."""
+    """Drop what cannot be a step. rows_only: by rules that judge each row alone. Raises WrongUsage."""
     options = options or CleanOptions()
     check_reasons(options)
     if WEIGHT in trace:
@@ -134,7 +133,7 @@ def clean(trace: Trace, options: CleanOptions | None = None, *, rows_only: bool 
 
 
 def _take_cells(trace: Trace) -> Cleaned:
-    """Return rows of cells unchanged: their steps were cleaned when the cells were made. Raises BadInput."""
+    """Return rows of cells, whose steps were cleaned when the cells were made. Raises BadInput."""
     weights = np.asarray(row_weights(trace))
     bad = ~((weights >= 0) & (weights <= MAX_EXACT)) | find_non_finite(trace) | find_bad_value(trace)
     bad |= weights.sum() < 0.5
@@ -250,11 +249,9 @@ def find_duplicate(trace: Trace, _: CleanOptions) -> Mask:
 
 
 def find_slow_start(trace: Trace, _: CleanOptions) -> Mask:
-    """Find the slow start of each run.
+    """Find the slow start of each run: the longest prefix that ends with a slow step and has half of its steps slow.
 
-    It is the longest prefix that ends with a slow step and has at least half of its steps slow. A step is slow if it
-    exceeds the median of its cell by both COLD_RATIO and COLD_SIGMA standard deviations. The prefix has at most
-    MAX_COLD_ROWS rows and a tenth of the run.
+    A step is slow if it exceeds the median of its cell by both COLD_RATIO and COLD_SIGMA.
     """
     found = np.zeros(len(trace), dtype=bool)
     if "t_s" not in trace or "rep" in trace:

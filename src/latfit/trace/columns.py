@@ -1,4 +1,4 @@
-"""The columns of a latfit trace and their kinds; docs/formats.md, which a test compares, has their meaning."""
+"""The columns of a latfit trace and their kinds; docs/formats.md has their meaning."""
 
 from typing import Literal
 

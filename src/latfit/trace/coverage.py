@@ -36,7 +36,6 @@ class Coverage(Record, frozen=True):
 
 
 def coverage_of(trace: Trace) -> Coverage:
-    """Describe a clean trace of at least one row."""
     named = [name for name in ("B", "S", "T_ms", "context_tokens") if name in trace]
     known = [name for name in named if np.isfinite(trace.floats(name)).any()]
     runs = runs_in_time(trace) if "t_s" in trace else []
@@ -64,7 +63,6 @@ def count_gaps(trace: Trace) -> int | None:
 
 
 def reading_notes(steps: CleanTrace) -> list[str]:
-    """Return what a user should know about how the sources were read."""
     notes = []
     asynchronous = steps.cleaned.dropped.get("zero_time", 0)
     if asynchronous > MAX_ASYNC_SHARE * steps.cleaned.rows_read:
@@ -113,7 +111,6 @@ def _change(series: FloatArray) -> tuple[float, float]:
 
 
 def _missing(trace: Trace) -> Iterator[str]:
-    """Yield what a good fit needs and these rows lack."""
     B, S = trace.floats("B"), trace.floats("S")
     sizes, decodes = np.unique(B), phases(trace) == DECODE
     prefill = S[(S > B) & ~decodes]

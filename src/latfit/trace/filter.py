@@ -1,4 +1,4 @@
-"""Row filters such as `hardware == 'h100' and tp in (4, 8)`: a subset of Python that is parsed, never executed."""
+"""Row filters such as `hardware == 'h100' and tp in (4, 8)`: a subset of Python, parsed, never executed."""
 
 import ast
 import operator

@@ -1,6 +1,6 @@
 """Which system a trace was measured on: facts from its columns and provenance, and labels for file names.
 
-A fact comes from a column with a single value, else from the provenance if its parts agree. Nothing is guessed.
+A fact comes from a column with a single value, else from the provenance if its parts agree.
 """
 
 import hashlib
@@ -47,7 +47,6 @@ class Fact:
 
 
 def identity_of(trace: Trace) -> dict[str, str]:
-    """Return the facts of a trace's system, by the names of `FACTS`."""
     path = _column_value(trace, "path")
     whole = facts_of(trace.provenance)
     # Facts of the path override those of the whole.
@@ -63,7 +62,6 @@ def facts_beside(fitted: Mapping[str, str], found: Mapping[str, str]) -> list[Fa
 
 
 def _column_value(trace: Trace, name: str) -> str:
-    """Return the single value of a column; empty for several or none."""
     if name not in trace or not len(trace):
         return ""
     codes, values = trace.coded(name)  # of selected rows, with the values of all

@@ -1,4 +1,4 @@
-"""Metadata of traces: on what and how steps were measured, typed. The records are the JSON in a trace's file."""
+"""Metadata of traces, typed: on what and how steps were measured. The records are the JSON in a trace's file."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -30,8 +30,6 @@ class CellFacts(OpenRecord, frozen=True):
 
 
 class EngineSettings(OpenRecord, frozen=True):
-    """Settings of an engine, and what it is called."""
-
     kv_capacity_tokens: Setting | Mapping[str, Setting] | None = None  # of each engine
     num_gpu_blocks: Setting | None = None
     block_size: Setting | None = None
@@ -104,7 +102,6 @@ class Provenance(EngineSettings, frozen=True):
 
     @property
     def sources(self) -> list["Provenance"]:
-        """The facts of each source that the trace was joined from."""
         return [facts_of(each) for each in self.parts.values()] if self.parts else [self]
 
     @property
@@ -133,8 +130,6 @@ class Provenance(EngineSettings, frozen=True):
 
 
 class Metadata(Record, frozen=True, tag_field="schema", tag=SCHEMA):
-    """What a trace's file holds besides columns."""
-
     what, made_by = "trace", "latfit ingest"
 
     provenance: JsonObject = msgspec.field(default_factory=dict)
@@ -149,5 +144,4 @@ def _is_a(value: Any, kind: Any) -> bool:
 
 
 def facts_of(provenance: Mapping[str, Any]) -> Provenance:
-    """Return the typed facts in a provenance."""
     return Provenance.from_json(to_builtins(provenance), "its provenance")

@@ -45,7 +45,7 @@ def write_trace(target: Path, trace: Trace) -> None:
 
 
 def read_parquet(source: Path, name: str | None = None) -> Trace:
-    """Read every column of a Parquet file, latfit's own or anybody's. Raises BadInput (under `name`)."""
+    """Read every column of a Parquet file. Raises BadInput (under `name`)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -116,7 +116,6 @@ def columns_of(table: Any, where: str) -> dict[str, Array]:
 
 
 def label(value: str) -> str:
-    """Return a text that can be written and is not too long."""
     text = value if value.isascii() else value.encode(errors="replace").decode()
     return text if len(text) <= MAX_LABEL_CHARS else f"{text[: MAX_LABEL_CHARS - 1]}…"
 
@@ -150,7 +149,6 @@ def _to_arrow(name: str, trace: Trace) -> Any:
 
 
 def arrow_texts(coded: Coded) -> Any:
-    """Return texts as an Arrow dictionary array."""
     import pyarrow as pa
 
     codes, values = coded
@@ -161,7 +159,6 @@ def arrow_texts(coded: Coded) -> Any:
 
 
 def _arrow_array(kind: Any, length: int, *buffers: Array) -> Any:
-    """Return an Arrow array without missing values."""
     import pyarrow as pa
 
     return pa.Array.from_buffers(kind, length, [None, *(pa.py_buffer(np.ascontiguousarray(b)) for b in buffers)])
@@ -188,7 +185,6 @@ def _values(chunk: Any) -> Array:
 
 
 def _filled(chunk: Any, missing: float) -> Array:
-    """Return numbers with a value for missing ones."""
     import pyarrow.compute as pc
 
     filler = _arrow_array(chunk.type, 1, np.array([missing], dtype=chunk.type.to_pandas_dtype()))
@@ -196,7 +192,6 @@ def _filled(chunk: Any, missing: float) -> Array:
 
 
 def _texts(chunk: Any) -> Array:
-    """Return the texts of a dictionary array. Arrow does not check that they exist."""
     import pyarrow as pa
 
     values = chunk.dictionary.to_pylist()

@@ -29,7 +29,7 @@ IN_MEMORY = "a table in memory"  # the source of a fit that was made from no fil
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read sources: column map, unit of the latency column, format, row filter, and what cleaning does."""
+    """How to read sources: column map, unit of the latency column, format, row filter, cleaning."""
 
     column_map: Mapping[str, str] = field(default_factory=dict)
     unit: str | None = None
@@ -61,7 +61,6 @@ class CleanTrace:
 
     @property
     def frame(self) -> Any:
-        """The steps as a pandas DataFrame."""
         return self.trace.to_pandas()
 
     @property
@@ -84,12 +83,10 @@ class CleanTrace:
 
     @cached_property
     def systems(self) -> list[tuple[dict[str, str], Trace]]:
-        """The identity of each system and its rows: see `Trace.systems`."""
         return list(self.trace.systems())
 
     @property
     def name(self) -> str:
-        """What errors call it."""
         return count_names([source.name for source in self.sources]) or "the table"
 
 
@@ -121,7 +118,6 @@ def ingest_table(table: Trace, reading: Reading | None = None, name: str = "the 
 def _cleaned(
     trace: Trace, reading: Reading, sources: Sequence[Source], sha256: str, formats: Sequence[str], path: str | None
 ) -> CleanTrace:
-    """Select the rows that match the filter and clean them. Raises BadInput if too little is left."""
     if len(trace) == 0:
         raise BadInput("the table has no rows", remedy="Check how it was made, and make it again.")
     if reading.where:
@@ -142,7 +138,6 @@ def _path_of(reader: Reader, part: Trace) -> str | None:
 
 
 def check_unit_name(reading: Reading) -> None:
-    """Raise WrongUsage for a unit that latfit does not know."""
     if reading.unit is not None and reading.unit not in MS_PER_UNIT:
         raise WrongUsage(f"{reading.unit!r} is not a unit", where="--unit", remedy=f"Choose: {', '.join(MS_PER_UNIT)}.")
 
@@ -164,8 +159,8 @@ def _open_all(names: Sequence[str | Path]) -> list[Source]:
 def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
     """Return the steps with T_ms as `time` says: compute, period, or None for the period if most rows have one.
 
-    Rows without a period are then dropped as `no_period`. Raises BadInput if no row has one, or cells were made of the
-    other time.
+    Rows without a period are dropped as `no_period`. Raises BadInput if no row has one, or cells were made of the other
+    time.
     """
     if time == steps.time or (time is None and steps.time == PERIOD):
         return steps
@@ -220,7 +215,6 @@ def check_one_system(steps: CleanTrace, remedy: str = "Take the one that the fit
 
 
 def _system_filter(key: Mapping[str, str]) -> str:
-    """Return the --where expression that selects a system."""
     return " and ".join(
         f"{name} == {value if value.isascii() and value.isdigit() else repr(value)}" for name, value in key.items()
     )
@@ -284,7 +278,6 @@ def read_again(data: Mapping[str, Any]) -> Trace:
 
 
 def _sha256_of(table: Trace) -> str:
-    """Return the digest of a table in memory, by column."""
     digest = hashlib.sha256()
     for name, column in table.columns.items():
         content = repr(column.tolist()).encode() if column.dtype.kind == "O" else np.ascontiguousarray(column).tobytes()
@@ -293,7 +286,6 @@ def _sha256_of(table: Trace) -> str:
 
 
 def _sha256_of_files(sources: Sequence[Source]) -> str:
-    """Return the digest of the files' bytes, one after another."""
     digest = hashlib.sha256()
     for source in sources:
         with source.path.open("rb") as stream:

@@ -29,9 +29,8 @@ BINS_PER_E = 100  # bins of ln ms: each is 1 % wide
 class EngineFacts:
     """What sources report about an engine: settings on which they agree, with their sources, and those that differ.
 
-    did: sums of what it did besides, see `engine_counts`; overruled: values that the running server contradicts;
-    as_served: whether a step of B requests took what an engine needs for B. Engines pad batches to captured graphs: an
-    engine's own times include that, and on a CPU there is no padding.
+    overruled: values that the running server contradicts; as_served: whether a step of B requests took what an engine
+    needs for B, which pads batches to captured graphs.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -91,7 +90,6 @@ def path_on(device: str) -> str:
 
 
 def engine_counts(trace: Trace) -> dict[str, float]:
-    """Return the sums of what the engine counted besides steps, and of the requests that decoded."""
     found = {name: float(np.nansum(trace.floats(name))) for name in SUMMED if name in trace}
     if found and "prefill_requests" in trace:
         found["decode_requests"] = float(np.nansum(trace.floats("B") - trace.floats("prefill_requests")))
@@ -99,7 +97,6 @@ def engine_counts(trace: Trace) -> dict[str, float]:
 
 
 def engine_notes(trace: Trace) -> list[str]:
-    """Return what users should know of what an engine did besides, and of what its record leaves out."""
     facts, did = engine_facts([("", trace.provenance)]), engine_counts(trace)
     sources = facts_of(trace.provenance).sources
     notes = []
@@ -149,8 +146,7 @@ def engine_notes(trace: Trace) -> list[str]:
 def draft_tokens(trace: Trace) -> int:
     """Return the drafts per decode request in a record of steps; 0 for any other trace.
 
-    If the engine does not report them and many decode steps have extra tokens, take their 90 % quantile: steps after a
-    preemption are rare, and longer by hundreds of tokens.
+    Where the engine does not report them, the 90 % quantile of extra tokens: steps after a preemption are rare.
     """
     if not facts_of(trace.provenance).is_record or not all(
         name in trace for name in ("prefill_requests", "prefill_tokens")
@@ -171,13 +167,11 @@ def draft_tokens(trace: Trace) -> int:
 
 
 def count_names(names: Sequence[str]) -> str:
-    """Return the first of some names, and how many others there are."""
     different = list(dict.fromkeys(names))
     return f"{different[0]} and {len(different) - 1} more" if len(different) > 1 else "".join(different)
 
 
 def time_bin(ms: float) -> int:
-    """Return the bin of a time."""
     return round(BINS_PER_E * math.log(ms))
 
 

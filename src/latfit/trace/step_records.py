@@ -1,8 +1,7 @@
 """What an engine's records of consecutive steps imply: the period of each step, and tokens computed again.
 
-The period runs from the start of a step to the start of the next. It includes what the host does between them, so that
-the periods of a busy stretch add up to its length. vLLM counts the tokens that a preempted request computes again as
-generation; here they count as prefill.
+The period runs from the start of a step to the start of the next, so that the periods of a busy stretch add up to its
+length.
 """
 
 from typing import Any
@@ -31,13 +30,11 @@ MAX_STAMP_STEP_S = 2.0  # between stamps of one stretch, besides the step's own 
 
 
 def no_periods() -> BadInput:
-    """Return the error if periods are required and no step has one."""
     remedy = "Take their own time (--time compute), or give a vLLM log or traces of latfit's recorder."
     return BadInput("its steps do not say when the next one began", remedy=remedy)
 
 
 def with_records(trace: Trace) -> Trace:
-    """Add what consecutive steps imply, if the trace is an engine's record of them."""
     if not facts_of(trace.provenance).is_record:
         return trace
     trace = with_recompute(trace)
@@ -50,9 +47,8 @@ def with_records(trace: Trace) -> Trace:
 def period_ms(trace: Trace) -> FloatArray:
     """Return the period of each step in ms (n,); NaN if no step follows at once, or the times do not show it.
 
-    t_s is the start in seconds; if all are whole seconds, the stamp of the end. The engine goes on behind a step if
-    requests wait or the next step decodes. Before a step of nothing but prefill it may have paused: such a gap is host
-    time only if it is as short as 95 % of the sure ones. A gap counts to the step in front of it.
+    t_s is the start in seconds; if all are whole seconds, the stamp of the end. Before a step of nothing but prefill
+    the engine may have paused: such a gap is host time only if it is as short as 95 % of the sure ones.
     """
     found = np.full(len(trace), np.nan)
     B, S = trace.floats("B"), trace.floats("S")
@@ -110,10 +106,10 @@ def _mean_gap(stamps: FloatArray, T: FloatArray, sure: Mask) -> float:
 
 
 def with_recompute(trace: Trace) -> Trace:
-    """Count tokens computed again after preemption as prefill, in a record of an engine's steps.
+    """Count tokens computed again after preemption, which vLLM counts as generation, as prefill.
 
-    D requests that decode with k drafts compute at most D (1 + k) tokens. A step with G more than that has one request
-    that computes G - (D - 1) - drafts of the others again; `recomputed_tokens` holds them.
+    D requests that decode with k drafts compute at most D (1 + k) tokens. In a step with more, one request computes the
+    rest again: `recomputed_tokens`.
     """
     needed = ("B", "S", "prefill_requests", "prefill_tokens")
     lacks = not len(trace) or not all(name in trace for name in (*needed, "step"))

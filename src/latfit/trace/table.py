@@ -40,7 +40,6 @@ class Trace:
         return f"Trace of {', '.join([f'{len(self):,} steps', *spans])}"
 
     def to_pandas(self) -> Any:
-        """Return the steps as a pandas DataFrame."""
         import pandas as pd
 
         return pd.DataFrame(dict(self.columns))
@@ -52,11 +51,9 @@ class Trace:
         return self.columns[name]
 
     def floats(self, name: str) -> FloatArray:
-        """Return a column as float64 (n,)."""
         return np.asarray(self.columns[name], dtype=np.float64)
 
     def floats_or_nan(self, name: str) -> FloatArray:
-        """Return a column as float64 (n,); NaN without it."""
         return self.floats(name) if name in self else np.full(len(self), np.nan)
 
     def coded(self, name: str) -> Coded:
@@ -77,7 +74,6 @@ class Trace:
         return Trace({name: column[rows] for name, column in self.columns.items()}, self.provenance, codes)
 
     def only(self, names: Sequence[str]) -> "Trace":
-        """Return the columns with these names, as far as there are any."""
         codes = {name: coded for name, coded in self.codes.items() if name in names}
         return Trace({name: self[name] for name in names if name in self}, self.provenance, codes)
 
@@ -89,7 +85,6 @@ class Trace:
         return Trace(self.columns, {**self.provenance, **facts}, self.codes)
 
     def labels(self) -> dict[str, Array]:
-        """Return the columns without a declared meaning."""
         return {name: self[name] for name in self.columns if name not in KINDS and name not in IDENTITY}
 
     def group(self, names: Sequence[str]) -> NDArray[np.intp]:
@@ -132,7 +127,6 @@ def row_weights(trace: Trace) -> FloatArray | None:
 
 
 def step_count(trace: Trace) -> int:
-    """Return how many measured steps the rows represent."""
     weights = row_weights(trace)
     return len(trace) if weights is None else round(float(weights.sum()))
 
@@ -140,8 +134,8 @@ def step_count(trace: Trace) -> int:
 def concatenated(parts: Sequence[Trace], names: Sequence[str]) -> Trace:
     """Join traces in order. A column that a part lacks is NaN, empty or false there.
 
-    Equal run names in two parts are different runs and get their part's name in front, unless the parts are files of
-    one recording, whose provenance names its run.
+    Equal run names in two parts get their part's name in front, unless the parts are files of one recording, whose
+    provenance names its run.
     """
     if len(parts) == 1:
         return parts[0]

@@ -1,6 +1,6 @@
 """Arrival processes: `times_ms` draws sorted arrival times in ms, at a mean `rate` per ms.
 
-A process that ends draws fewer times than asked for. `at_rate` returns the same pattern at another mean rate.
+A process that ends draws fewer times. `at_rate` returns the same pattern at another mean rate.
 """
 
 import math
@@ -20,8 +20,6 @@ MAX_RATE = 1e100  # bounds rates per ms and times in ms, and their inverses
 
 @dataclass(frozen=True)
 class Poisson:
-    """Poisson arrivals at `rate` per ms."""
-
     rate: float
 
     def __post_init__(self) -> None:
@@ -58,10 +56,10 @@ class Gamma:
 
 @dataclass(frozen=True)
 class Piecewise:
-    """Poisson arrivals whose rate per ms is linear between (moments_ms[i], rates[i]).
+    """Poisson arrivals whose rate per ms is linear between (moments_ms[i], rates[i]); moments rise from 0.
 
-    moments_ms starts at 0 and rises. With `repeats` the rate starts over at the end, as for a day, else arrivals end.
-    Unit-rate arrivals are mapped back through the accumulated rate, which is exact.
+    With `repeats` the rate starts over at the end, else arrivals end. Unit-rate arrivals are mapped back through the
+    accumulated rate, which is exact.
     """
 
     moments_ms: Sequence[float]

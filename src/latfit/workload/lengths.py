@@ -14,8 +14,6 @@ MAX_LOG_TOKENS = 42.0  # keeps exp within 64-bit integers
 
 
 class LengthDistribution(Protocol):
-    """A distribution of (prompt tokens, output tokens)."""
-
     def lengths(self, count: int, rng: Generator) -> tuple[IntArray, IntArray]:
         """Return prompt and output tokens, each (count,), 1 or more."""
         ...
@@ -23,8 +21,6 @@ class LengthDistribution(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """The same lengths for all requests."""
-
     prompt_tokens: int = 1
     output_tokens: int = 1
 

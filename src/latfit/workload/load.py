@@ -28,7 +28,6 @@ class Streams:
     replication: int = 0
 
     def generator(self, *use: int) -> Generator:
-        """Return a generator at the start of the stream of `use`, one or more whole numbers."""
         return Generator(PCG64(SeedSequence(self.seed, spawn_key=(self.replication, *use))))
 
 
@@ -76,7 +75,6 @@ class OpenLoad:
 
     @property
     def rate(self) -> float:
-        """Mean arrivals per ms."""
         return self.arrivals.rate
 
     def at_rate(self, rate: float) -> "OpenLoad":
@@ -102,16 +100,12 @@ class RecordedLoad:
         return replace(self, requests=self.requests.at_rate(rate))
 
     def sample(self, count: int, streams: Streams) -> Requests:
-        """Return the first `count` requests."""
         return self.requests if count >= len(self.requests) else self.requests.select(slice(0, count))
 
 
 @dataclass(frozen=True)
 class ClosedLoad:
-    """`users` who send one request at a time and think for a mean of `think_ms` in between, exponential or constant.
-
-    All users start thinking at time 0.
-    """
+    """`users` who send one request at a time and think for a mean of `think_ms` in between, also before the first."""
 
     users: int
     think_ms: float
@@ -126,11 +120,9 @@ class ClosedLoad:
             raise WrongUsage(found, where="--users, --think", remedy=remedy)
 
     def sample(self, count: int, streams: Streams) -> Requests:
-        """Return `count` requests in the order sent. Arrivals are 0 here: they depend on the service."""
         return replace(_drawn(self, np.zeros(count), streams), user_id=np.arange(count, dtype=np.int32) % self.users)
 
     def thinking(self, count: int, streams: Streams) -> FloatArray:
-        """Return think times before each request (count,) in ms."""
         drawn = streams.generator(THINKING).standard_exponential(count) if self.exponential else np.ones(count)
         return np.asarray(self.think_ms * drawn)
 

@@ -1,6 +1,6 @@
 """Read results of load generators, and logs of requests in JSON, as one row a request: see docs/formats.md.
 
-A format yields each request of a file as a row, or the reason to leave it out (a key of `recordings.LEFT_OUT`).
+A format yields each request as a row, or the reason to leave it out (a key of `recordings.LEFT_OUT`).
 """
 
 import json
@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 @dataclass
 class Log:
-    """What a file says besides requests: notes, ids of the blocks of prompts, and when its clock began (seconds)."""
+    """What a file holds besides requests: notes, ids of the blocks of prompts, and when its clock began (seconds)."""
 
     tally: Tally = field(default_factory=Tally)
     notes: list[str] = field(default_factory=list)
@@ -43,7 +43,6 @@ Rows = Iterator[Row | str]
 
 
 def _first(record: Any, *paths: str) -> float:
-    """Return the first number under dotted paths."""
     found = (number(record, *path.split(".")) for path in paths)
     return next((value for value in found if not math.isnan(value)), math.nan)
 

@@ -1,8 +1,7 @@
-"""Read recorded requests from tables and from the results of load generators; the content shows the format.
+"""Read recorded requests from tables and from the results of load generators: docs/formats.md.
 
-Times are counted from the first request. Requests that failed, and rows without a time or a length, are left out and
-counted, unless they are the majority. Tables must be in order of arrival; results of load generators are sorted. Their
-moments of the first and last token are the client's, so they include the network. The formats: docs/formats.md.
+Requests that failed, and rows without a time or a length, are left out and counted, unless they are the majority.
+Tables must be in order of arrival; results of load generators are sorted.
 """
 
 import re
@@ -61,7 +60,7 @@ class Recording:
     """Requests from a file, counts of what was left out by reason, and notes.
 
     first_ms, last_ms (n,): moments of the first and last token on the arrivals' clock, NaN where one is missing.
-    began_s: when the first request came, in seconds since 1970. None where the file does not say.
+    began_s: arrival of the first request in seconds since 1970. None if unknown.
     """
 
     requests: Requests
@@ -74,7 +73,7 @@ class Recording:
 
 
 def read_requests(source: str | Path | Source) -> Recording:
-    """Return requests from a file, or from standard input for `-`. Raises BadInput that names the file and the row."""
+    """Return requests from a file, or from standard input for `-`. Raises BadInput."""
     opened = source if isinstance(source, Source) else open_source(source)
     with located(opened.name):
         if (name := request_format(opened.head)) is not None:
@@ -84,7 +83,6 @@ def read_requests(source: str | Path | Source) -> Recording:
 
 
 def _read_log(opened: Source, name: str) -> Recording:
-    """Read the result of a load generator, or a log of requests in JSON."""
     log = Log()
     rows = list(FORMATS[name](opened, log))
     kept = [row for row in rows if isinstance(row, Row)]
@@ -135,7 +133,6 @@ def recorded_in(table: Trace, name: str = "the table", dropped: Mapping[str, int
 
 
 def _recording(columns: Columns, name: str, dropped: dict[str, int], log: Log) -> Recording:
-    """Return checked requests, with times counted from the first one."""
     time_ms = columns["sent_ms"]
     notes = log.notes + [f"{LEFT_OUT[reason].format(count)} (left out)" for reason, count in dropped.items()]
     if not len(time_ms):
@@ -209,7 +206,6 @@ def moments_ms(table: Trace, name: str) -> FloatArray:
 
 
 def _without_zone(text: Any) -> np.datetime64:
-    """Return a point in time without its zone, which all rows of a log share; NaT for what is none."""
     clock = _CLOCK.match(text) if isinstance(text, str) else None
     try:
         return np.datetime64(clock[0].strip().replace(" ", "T") if clock else "NaT", "ns")

@@ -28,7 +28,6 @@ class PrefixBlocks:
     ids: IntArray
 
     def select(self, rows: NDArray[Any] | slice) -> "PrefixBlocks":
-        """Return the blocks of some requests."""
         kept = np.arange(len(self.starts) - 1)[rows]
         counts = np.diff(self.starts)[kept]
         starts = np.concatenate([[0], np.cumsum(counts)])
@@ -41,7 +40,6 @@ class PrefixBlocks:
         return replace(self, ids=self.ids + np.repeat(kinds, np.diff(self.starts)) * other)
 
     def repeated(self, times: int) -> "PrefixBlocks":
-        """Return the blocks repeated, each time with distinct contents."""
         count = len(self.starts) - 1
         return self.select(np.tile(np.arange(count), times)).apart(np.repeat(np.arange(times), count))
 
@@ -50,8 +48,7 @@ class PrefixBlocks:
 class Requests:
     """Contiguous columns (n,) in order of arrival, made and checked by `make_requests`.
 
-    deadline_ms (from arrival), ttft_slo_ms and tpot_slo_ms are infinite for none; class 0 is the most urgent; prefix
-    holds the contents of prompts, if known.
+    deadline_ms (from arrival), ttft_slo_ms and tpot_slo_ms are infinite for none; class 0 is the most urgent.
     """
 
     arrival_ms: FloatArray
@@ -73,12 +70,10 @@ class Requests:
 
     @property
     def rate(self) -> float:
-        """Arrivals per ms between the first and the last; NaN for fewer than two moments."""
         span = float(self.arrival_ms[-1] - self.arrival_ms[0]) if len(self) > 1 else 0.0
         return (len(self) - 1) / span if span > 0 else math.nan
 
     def select(self, rows: NDArray[Any] | slice) -> "Requests":
-        """Return the requests of a mask, of indices or of a slice."""
         columns: dict[str, Any] = {name: np.ascontiguousarray(vars(self)[name][rows]) for name in COLUMNS}
         return Requests(**columns, prefix=None if self.prefix is None else self.prefix.select(rows))
 
@@ -96,7 +91,7 @@ class Requests:
         return replace(found, arrival_ms=found.arrival_ms - found.arrival_ms[0])
 
     def at_rate(self, rate: float) -> "Requests":
-        """Return the same requests at another mean rate per ms, with the same pattern."""
+        """Return the same requests at another mean rate per ms."""
         if not self.rate > 0:
             raise BadInput(
                 "the requests have no rate: they all arrive at once", remedy="Give two or more, at different times."
@@ -137,7 +132,7 @@ def make_requests(
     user_id: Any = 0,
     deadline_ms: Any = math.inf,
 ) -> Requests:
-    """Return checked requests; each column but the first may be one number for all. Raises BadInput for one request."""
+    """Return checked requests; each column but the first may be one number for all. Raises BadInput."""
     arrivals = np.ascontiguousarray(arrival_ms, dtype=np.float64)
     n = len(arrivals)
     given = (prompt_tokens, output_tokens, class_id, user_id, deadline_ms)

@@ -1,7 +1,6 @@
-"""Effective sample size of autocorrelated steps.
+"""Effective sample size: n steps with variance v and long-run variance L are worth n v/L independent ones.
 
-n steps with variance v and long-run variance L are worth n v/L independent ones; L comes from an autoregression.
-Derivation: docs/theory/fitting.md, "Independent samples".
+L comes from an autoregression: docs/theory/fitting.md, "Independent samples".
 """
 
 import math
@@ -20,8 +19,6 @@ CLIP = 3.0
 
 @dataclass(frozen=True)
 class Persistence:
-    """Autocorrelation of steps."""
-
     steps_for_one: float = 1.0  # consecutive steps per independent sample, at least 1: upper end of the estimate
     runs: int = 1  # number of runs
 
@@ -34,7 +31,6 @@ def by_run(data: FitData, rows: NDArray[np.intp], values: FloatArray) -> list[Fl
 
 
 def persistence(runs: Sequence[FloatArray]) -> Persistence:
-    """Estimate the autocorrelation of series, one per run."""
     parts = [clipped(values) for values in runs if len(values) > 1]
     parts = [part - part.mean() for part in parts]
     n = sum(len(part) for part in parts)
@@ -62,14 +58,12 @@ def long_run_variance(parts: Sequence[FloatArray], bias: float = 1.0) -> float:
 
 
 def clipped(series: FloatArray, weights: FloatArray | None = None) -> FloatArray:
-    """Clip a series (n,) at three robust standard deviations from its median. weights: steps of each value (n,)."""
     middle = weighted_quantile(series, 0.5, weights)
     reach = CLIP * mad_sigma(series - middle, weights)
     return np.clip(series, middle - reach, middle + reach) if reach > 0 else series
 
 
 def _autocovariance(parts: Sequence[FloatArray], most: int) -> FloatArray:
-    """Return the autocovariance at lags 0 to `most` (most + 1,), pooled over runs of mean zero."""
     n = sum(len(part) for part in parts)
     return np.array(
         [sum(float(part[k:] @ part[: len(part) - k]) for part in parts if len(part) > k) / n for k in range(most + 1)]
@@ -77,7 +71,7 @@ def _autocovariance(parts: Sequence[FloatArray], most: int) -> FloatArray:
 
 
 def _autoregression(covariance: FloatArray, n: int) -> tuple[float, float]:
-    """Return (innovation variance, sum of coefficients) for n values: order 0 if BIC selects it."""
+    """Return (innovation variance, sum of coefficients) for n values; order 0 if BIC selects it."""
     coefficients, variance = np.zeros(0), float(covariance[0])
     fits = [(variance, 0.0)]
     for order in range(1, len(covariance)):

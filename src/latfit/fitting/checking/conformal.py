@@ -1,7 +1,7 @@
 """Prediction intervals for single steps: split conformal prediction, phase by phase.
 
 Scores are ln(observed/predicted) of later rows of a log, or other cells of a grid; ranks count independent samples.
-Derivation: docs/theory/fitting.md, "Prediction intervals" and "Independent samples".
+See docs/theory/fitting.md, "Prediction intervals".
 """
 
 import math
@@ -35,7 +35,7 @@ MATERIAL = 3.0  # steps per independent sample from which autocorrelation is the
 
 @dataclass(frozen=True)
 class Scores:
-    """Held-out scores (m,) in rising order. steps, cells: number of steps and of (B, S) cells."""
+    """Held-out scores (m,) in rising order, and the numbers of steps and of (B, S) cells."""
 
     score: FloatArray  # ln(observed/predicted) (m,)
     weight: FloatArray  # independent samples that each score is worth (m,)
@@ -45,7 +45,7 @@ class Scores:
 
     @staticmethod
     def of(data: FitData, left_out: HeldOut, ordered: bool) -> "Scores":
-        """Score held-out rows of a trace. ordered: the rows are in time order (a log), not cells of a grid."""
+        """Score held-out rows. ordered: they are in time order (a log), not cells of a grid."""
         cell = distinct(data.cell[left_out.rows])[1]
         score, weight, in_time = left_out.log_ratio + data.dither[left_out.rows], left_out.weights, Persistence()
         if ordered and data.single:
@@ -57,7 +57,6 @@ class Scores:
 
     @property
     def independent(self) -> float:
-        """Number of independent samples."""
         return float(self.weight.sum())
 
 
@@ -97,9 +96,10 @@ def prediction_intervals(
     ordered: bool,
     blocks: HeldOut | None = None,
 ) -> dict[str, Any]:
-    """Return the `intervals` section of a fit's JSON from held-out rows; ordered: folds follow each other in time.
+    """Return the `intervals` of a fit's JSON from held-out rows; ordered: folds follow each other in time.
 
-    blocks: rows of the whole time range, predicted from all others; limits of drifting phases cover them too."""
+    blocks: rows of the whole time range, predicted from all others; limits of drifting phases cover them too.
+    """
     by_phase = {}
     for phase, rows in data.by_phase.items():
         inside = left_out.among(rows[left_out.rows])
@@ -120,7 +120,7 @@ def prediction_intervals(
 
 
 def _limits(known: Sequence[Scores]) -> dict[str, Any]:
-    """Return limits and independent shares of one phase, or of all steps. known: scores that the limits must cover."""
+    """Return limits and independent shares. known: scores that the limits must cover."""
     share, fewest = min(((one.independent / max(one.steps, 1), one) for one in known), key=lambda each: each[0])
     found: dict[str, Any] = {
         **_factors(known),

@@ -1,8 +1,4 @@
-"""Choice of a correction's strength: as many smoothing rounds, by kind of steps, as held-out rows pay for.
-
-Folds leave out cells of a grid or blocks of time, and single rows of repeated cells, so that what steps of one size
-share can be learned. The model is fitted without each fold; its smoothed residuals predict the rows left out.
-"""
+"""Choice of a correction's strength: as many smoothing rounds, by kind of steps, as held-out rows pay for."""
 
 from dataclasses import dataclass, replace
 
@@ -40,15 +36,12 @@ class ChosenCorrection:
 
 @dataclass(frozen=True, eq=False)
 class _Path:
-    """A fold at every strength."""
-
     part: LeftOut
     log_ratio: FloatArray  # ln(observed/predicted) of the rows left out (rounds + 1, m)
     kind: NDArray[np.int64]  # of these rows (m,)
     errors: FloatArray  # mean error in percent (rounds + 1, 3), NaN for kinds with too few rows
 
     def at(self, rounds: tuple[int, int, int]) -> FloatArray:
-        """Return ln(observed/predicted) (m,) at a strength."""
         return np.asarray(self.log_ratio[np.array(rounds)[self.kind], np.arange(len(self.kind))])
 
 

@@ -1,7 +1,6 @@
-"""Cross-validation: errors on held-out rows.
+"""Cross-validation: errors on held-out rows. Grids are split by cells, logs by blocks of time.
 
-Grids are split by cells, logs by blocks of time. Harder schemes are an expanding window, regions of the (ln B, ln S)
-plane, and extrapolation in S, B and context. Derivation: docs/theory/fitting.md, "Cross-validation".
+Harder schemes are an expanding window, regions of (ln B, ln S), and extrapolation in S, B and context.
 """
 
 import itertools
@@ -90,7 +89,7 @@ def regions(data: FitData) -> Iterator[tuple[str, Fold]]:
 
 
 def beyond(data: FitData, column: str, share: float = 0.7) -> Fold | None:
-    """Return the fold that trains on the lowest share of a column and tests on the rest; None with too few values."""
+    """Return the fold that trains on the lowest share of a column; None with too few values."""
     values = data.steps[column]
     limit = weighted_quantile(values, share, data.weights)
     if limit >= values.max():
@@ -100,7 +99,6 @@ def beyond(data: FitData, column: str, share: float = 0.7) -> Fold | None:
 
 
 def by_fold(fold: NDArray[np.int64]) -> Iterator[Fold]:
-    """Yield (train, test) for each fold number (n,)."""
     for i in range(int(fold.max()) + 1):
         yield np.flatnonzero(fold != i), np.flatnonzero(fold == i)
 
@@ -115,7 +113,6 @@ class HeldOut:
     weights: FloatArray  # steps that each row represents
 
     def among(self, rows: NDArray[np.bool_]) -> "HeldOut":
-        """Return the rows selected by a mask (m,)."""
         return HeldOut(self.rows[rows], self.fold[rows], self.log_ratio[rows], self.weights[rows])
 
 
@@ -140,7 +137,6 @@ def held_out(data: FitData, options: FitOptions, theta: FloatArray, folds: Itera
 
 
 def joined_parts(data: Rows, parts: Sequence["LeftOut"]) -> HeldOut | None:
-    """Join the rows of all folds; None if there are none."""
     if not parts:
         return None
     left_out = np.concatenate([part.test for part in parts])
@@ -160,11 +156,9 @@ class LeftOut:
     theta: FloatArray
 
     def missed(self, data: Rows) -> FloatArray:
-        """Return ln(observed/predicted) of the training rows."""
         return log_ratios(self.problem, self.theta, data.at(self.train))
 
     def corrected(self, data: Rows, smoothing: Smoothing) -> "LeftOut":
-        """Return the fold with predictions corrected by the smoothed residuals of its training rows."""
         log_ratio = self.log_ratio.copy()
         for grid, table in smooth_residuals(data, self.train, self.missed(data), smoothing):
             own = grid.rows[self.test]
@@ -196,7 +190,7 @@ def left_out_parts(data: FitData, options: FitOptions, theta: FloatArray, folds:
 
 
 def _kept_rows(data: FitData) -> NDArray[np.bool_]:
-    """Return which rows (n,) are split into folds: evenly spread pieces of a long trace, and all of its rare phases."""
+    """Return which rows (n,) are split into folds: evenly spread pieces of a long trace, all of its rare phases."""
     kept = np.ones(len(data), dtype=bool)
     if len(data) > MOST_ROWS:
         pieces = np.linspace(0, len(data) // PIECE, MOST_ROWS // PIECE).astype(np.intp)
@@ -239,7 +233,6 @@ EXACT = 1e-6  # error in percent below which a prediction counts as exact
 
 
 def scores_of(data: FitData, left_out: HeldOut) -> HeldOutErrors:
-    """Return the errors of a cross-validation: overall, by fold, by phase, and their spread."""
     observed, weights, fold = data.observed[left_out.rows], left_out.weights, distinct(left_out.fold)[1]
     ape = 100 * np.abs(np.expm1(-left_out.log_ratio))
     whole = error_metrics(observed, observed * np.exp(-left_out.log_ratio), weights)

@@ -1,7 +1,6 @@
-"""Check whether measured steps come from the machine that a fit describes.
+"""Check whether measured steps come from the machine that a fit describes: docs/theory/fitting.md, "Same machine".
 
-Evidence is facts (hardware, model, engine, ...) and, by phase, the median of ln(observed/predicted) against the fit's
-98 % limits, inside the measured range. Verdicts: docs/theory/fitting.md, "Same machine".
+Evidence is facts and, by phase, the median of ln(observed/predicted) against the fit's 98 % limits.
 """
 
 import math
@@ -36,8 +35,6 @@ ADVISORY = ("engine_version", "isa")  # facts that may differ on one machine: re
 
 @dataclass(frozen=True)
 class PhaseShift:
-    """Comparison of one phase, from the steps inside the measured range."""
-
     phase: str
     steps: int
     independent: float  # number of independent samples
@@ -76,12 +73,11 @@ class MachineCheck:
 
     @property
     def differing(self) -> list[Fact]:
-        """Facts that differ, decisive and advisory ones."""
         return [fact for fact in self.facts if fact.agreement == "differs"]
 
     @property
     def state(self) -> State:
-        """Verdict: `same`, `shifted` (within the intervals, beyond chance), `other` machine, or `unknown`."""
+        """`same`, `shifted` (within the intervals, beyond chance), `other` machine, or `unknown`."""
         judged = [phase for phase in self.phases if phase.residuals != "too few"]
         found = {phase.residuals for phase in judged}
         differs = any(fact.name not in ADVISORY for fact in self.differing)
@@ -94,7 +90,6 @@ class MachineCheck:
 
     @property
     def verdict(self) -> str:
-        """Verdict in a sentence."""
         apart = [f"{_name(fact.name)} differs: {fact.found} vs {fact.fitted}" for fact in self.differing]
         moved = [phase.sentence for phase in self.phases if phase.residuals not in ("too few", "as fitted")]
         within = [f"{', '.join(moved)}, within the fit's intervals" if moved else "they take as long as the fit says"]
@@ -152,7 +147,6 @@ def same_machine(fit: FitResult, trace: Trace) -> MachineCheck:
 def _shift(
     fit: FitResult, data: FitData, steps: StepTable, phase: str, inside: NDArray[np.bool_], ratio: FloatArray
 ) -> PhaseShift:
-    """Compare the steps of a phase inside the measured range with those of the fit."""
     rows = np.flatnonzero(inside & (data.phase == phase))
     ratio, weights = ratio[rows], data.weights[rows]
     left_out = HeldOut(rows, np.zeros(len(rows), dtype=np.int64), ratio, weights)

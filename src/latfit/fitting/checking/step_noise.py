@@ -1,8 +1,4 @@
-"""Estimate the noise of single steps for a fit, of all steps and of each phase (see `model.noise`).
-
-Every measured step counts, marked outliers too; steps that resemble those before them count as fewer. See
-docs/theory/fitting.md#noise-and-pauses.
-"""
+"""Estimate the noise of single steps, of all and of each phase: docs/theory/fitting.md#noise-and-pauses."""
 
 import math
 from collections.abc import Mapping
@@ -45,7 +41,7 @@ def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArr
 
 
 class Steps(NamedTuple):
-    """Measured steps: typical time in ms (n,), observed time in ms (n,), and the steps that each row stands for."""
+    """Typical time in ms (n,), observed time in ms (n,), and the steps that each row stands for."""
 
     typical: FloatArray
     observed: FloatArray
@@ -55,8 +51,9 @@ class Steps(NamedTuple):
 def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Pauses | None]:
     """Find the steps that were paused (n,), and how long and how often; None where F describes all steps.
 
-    Candidates remain in F if they are too few or too many, if their length grows in proportion to T, or if neither a
-    rate per step nor per ms fits. share: independent steps per step."""
+    Candidates remain in F if they are too few or too many, if their length grows in proportion to T, or if no rate
+    fits. share: independent steps per step.
+    """
     T, observed, weights = steps
     ratio = observed / T
     middle = weighted_quantiles(ratio, (0.5,), weights)[0]
@@ -131,11 +128,10 @@ def _score(x: FloatArray, w: FloatArray, at_risk: FloatArray) -> float:
 
 
 def with_noise(intervals: Mapping[str, Any], data: FitData, log_ratio: FloatArray) -> Mapping[str, Any]:
-    """Return the `intervals` of a fit with the noise of all steps and of every phase."""
     ratio = np.exp(log_ratio)
 
     def noise(asked: NDArray[np.bool_], entry: Mapping[str, Any]) -> dict[str, Any] | None:
-        """entry: the intervals of the phase; its `in_time_share` is the number of independent steps per step."""
+        """entry: intervals of the phase; its `in_time_share` is the number of independent steps per step."""
         if not asked.any():
             return None
         steps = Steps((data.observed / ratio)[asked], data.observed[asked], data.weights[asked])

@@ -1,7 +1,7 @@
 """Cliffs: sizes beyond which a step takes abruptly longer, such as captured graphs, tiles and kernel switches.
 
-At a boundary between measured sizes, lines of ln T over ln size are fitted on either side; a cliff is a right line
-above the left one at both ends of the gap. False-alarm rate: docs/theory/fitting.md, "Cliffs".
+Lines of ln T over ln size are fitted on either side of a boundary; a cliff is a right line above the left one at both
+ends of the gap.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class MeasuredSizes:
 
     @property
     def tested(self) -> NDArray[np.intp]:
-        """Places of the sizes below the boundaries that are tested."""
+        """Places of the sizes below the tested boundaries."""
         place = np.arange(1, len(self.size) - 2)
         return place[self.size[place + 1] <= MAX_RATIO * self.size[place]]
 
@@ -57,7 +57,6 @@ class MeasuredSizes:
         return max(float(np.median(np.abs(off / noise))) / NORMAL_MAD, 1.0)
 
     def part(self, places: slice) -> "MeasuredSizes":
-        """Return some of the sizes."""
         return MeasuredSizes(self.axis, self.size[places], self.log_ms[places], self.error[places])
 
 
@@ -83,7 +82,6 @@ def _measured_sizes(data: FitData, fit: FitResult) -> Iterator[MeasuredSizes]:
 
 
 def _alike(steps: dict[str, FloatArray], axis: str) -> dict[str, FloatArray]:
-    """Return steps of the same size that are typical in all else."""
     size = steps[axis]
     if axis == "B":
         one = {"B": size, "S": size, "prefill_requests": 0 * size, "prefill_tokens": 0 * size}
@@ -115,13 +113,12 @@ def measured_sizes(axis: str, size: FloatArray, log_ms: FloatArray, cell: NDArra
 
 
 def _runs(values: NDArray[Any]) -> list[slice]:
-    """Return the places of equal neighbours."""
     edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
     return [slice(start, end) for start, end in pairwise(edges)]
 
 
 def cliffs_of(sizes: MeasuredSizes, alpha: float) -> list[Cliff]:
-    """Return the cliffs of one kind of step at level alpha: the clearest splits the sizes, then each part is tested."""
+    """Return the cliffs at level alpha: the clearest splits the sizes, then each part is tested."""
     tested = sizes.tested
     error = sizes.error * sizes.roughness
     best, shown = None, 0.0
@@ -156,7 +153,7 @@ def _jumps(x: FloatArray, y: FloatArray, error: FloatArray, place: int) -> tuple
 def _line(
     x: FloatArray, y: FloatArray, error: FloatArray, part: slice, at: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the weighted least-squares line through some points at other places, and its standard errors."""
+    """Return the weighted least-squares line at other places, and its standard errors."""
     w = error[part] ** -2
     centre = np.average(x[part], weights=w)
     spread = float(w @ (x[part] - centre) ** 2)

@@ -1,7 +1,6 @@
 """Detect impossible steps: about ten times away from comparable ones, e.g. from a wrong unit or a clock jump.
 
-Residuals of a robust quadratic in ln of all columns are compared with the six nearest cells, or with other rows of the
-cell. Fast steps are left out of the fit; slow ones belong to the tail and are reported.
+Fast steps are left out of the fit; slow ones belong to the tail and are reported.
 """
 
 from dataclasses import dataclass
@@ -35,11 +34,9 @@ class Contradictions:
 
     @property
     def left_out(self) -> NDArray[np.intp]:
-        """Row numbers that a fit must not use."""
         return self.rows[self.impossible]
 
     def to_json(self, data: FitData) -> dict[str, Any]:
-        """Return `contradictions` of the diagnostics, the steps farthest off first."""
         steps = [
             {
                 **{name: float(column[row]) for name, column in data.steps.items()},

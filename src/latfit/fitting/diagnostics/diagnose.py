@@ -1,8 +1,4 @@
-"""What the residuals ln(observed/predicted) show: errors by phase, the noise floor, drift, and error parts.
-
-The mean square error on held-out rows has three parts: the noise of the measurement, which repeats of a cell show; the
-uncertainty of the parameters, from their covariance; and lack of fit, which is the rest. See docs/theory/fitting.md.
-"""
+"""What the residuals show: errors by phase, the noise floor, drift, and parts of the held-out error."""
 
 from typing import Any
 
@@ -29,7 +25,6 @@ def diagnose(
     log_ratio: FloatArray,
     left_out: HeldOut | None,
 ) -> Diagnostics:
-    """Return the diagnostics of a solved problem. log_ratio: ln(observed/predicted) of all rows (n,)."""
     observed, predicted, weights = data.observed, data.observed * np.exp(-log_ratio), data.weights
     return Diagnostics(
         regimes={

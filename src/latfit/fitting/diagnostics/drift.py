@@ -1,7 +1,6 @@
 """Detect a change of level of the residuals within a run, by how much, and when.
 
-CUSUM test: max_k |S_k| / (sigma sqrt n) of the centred cumulative sums against Kolmogorov's distribution (Csörgő &
-Horváth 1997), with the long-run variance sigma^2 of an autoregression.
+CUSUM test against Kolmogorov's distribution (Csörgő & Horváth 1997), with the long-run variance of an autoregression.
 """
 
 import math
@@ -30,7 +29,7 @@ class ChangePoint:
 
 
 def change_point(series: FloatArray) -> ChangePoint | None:
-    """Return the most likely change of level in a series (n,) in time order; None if it is short or does not vary."""
+    """Return the most likely change of level in a series (n,); None if it is short or does not vary."""
     n = len(series)
     if n < MIN_ROWS:
         return None
@@ -50,7 +49,6 @@ def change_point(series: FloatArray) -> ChangePoint | None:
 
 
 def _without_line(series: FloatArray) -> FloatArray:
-    """Return the series (n,) without its mean and its linear trend."""
     time = np.arange(len(series)) - (len(series) - 1) / 2
     level = series - series.mean()
     return np.asarray(level - time * (float(time @ level) / max(float(time @ time), 1.0)))

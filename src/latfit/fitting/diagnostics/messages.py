@@ -86,8 +86,8 @@ def missing_intervals(intervals: Mapping[str, Any]) -> Iterator[LatfitWarning]:
 def keeps_out(found: FitResult, max_error_pct: float | None = None) -> LatfitWarning | None:
     """Return why a usable fit should not be entered into a hardware profile; None where it may be.
 
-    Steps of several systems are no path. Beyond that, an error above `max_error_pct` is rejected; without it, one that
-    is above 5 % and twice that of a line, or above 15 % and three times the noise floor.
+    Steps of several systems are no path, nor is an error above `max_error_pct`; without it, one above 5 % and twice
+    that of a line, or above 15 % and three times the noise floor.
     """
     error = found.cross_validation.mape_pct or found.metrics.mape_pct
     if error is None or not found.status.ok:
@@ -130,7 +130,7 @@ def cliff_notes(cliffs: Sequence[Cliff]) -> Iterator[LatfitWarning]:
 
 
 def _why_large(data: FitData, columns: Sequence[str]) -> str:
-    """Return the likely cause of a large error. columns: what the model reads of a step."""
+    """Return the likely cause of a large error. columns: what the model reads."""
     if CONTEXT not in columns and CONTEXT in data.steps and np.ptp(data.steps[CONTEXT]) > 0:
         return (
             "The cached context varies and this model does not use it: take --model context, or fit rows of similar"

@@ -1,7 +1,6 @@
-"""Detect that the rows of a trace come from several systems that a label column (`gpu`, `tp_size`) separates.
+"""Detect that the rows come from several systems that a label column (`gpu`, `tp_size`) separates.
 
-Rows are compared within cells of equal (B, S, context), else within half octaves. The label separates systems if it
-explains half of the variance within cells (adjusted R^2).
+A label separates systems if it explains half of the variance within cells (adjusted R^2).
 """
 
 import numpy as np
@@ -41,7 +40,6 @@ def pooled_systems(trace: Trace, data: FitData) -> LatfitWarning | None:
 
 
 def _labels(trace: Trace) -> dict[str, tuple[NDArray[np.intp], list[str]]]:
-    """Return label columns: number of each row's value (n,), and the values."""
     found = {}
     for name, column in trace.labels().items():
         code, values = trace.coded(name)

@@ -1,7 +1,6 @@
 """Levenberg-Marquardt in a box, for many descents on the same rows: several starts, folds, or boxes.
 
-k descents advance together on stacked arrays, each with its own damping, because the overhead of array calls dominates
-on a few hundred cells. A fold has weight zero on rows that it leaves out.
+They advance together on stacked arrays, because the overhead of array calls dominates on a few hundred cells.
 """
 
 from dataclasses import dataclass, replace
@@ -53,11 +52,9 @@ class Descents:
         return self.rows.cells
 
     def cost(self, z: FloatArray) -> float:
-        """Return the cost of the first descent at z (free,)."""
         return float(self.at(np.arange(1)).costs(z[None])[0][0])
 
     def at(self, which: NDArray[np.intp]) -> "Descents":
-        """Return some of the descents."""
         weights, y = (each if len(each) == 1 else each[which] for each in (self.weights, self.y))
         return Descents(self.rows, weights, self.f_scale[which], self.lower[which], self.upper[which], y)
 
@@ -70,7 +67,6 @@ class Descents:
         return replace(self, f_scale=np.maximum(found, least))
 
     def latency_ms(self, z: FloatArray) -> FloatArray:
-        """Return T of each cell in ms (k, m)."""
         found = self.problem.model.latency_ms(thetas(self.problem, z), self.problem.steps)
         return np.broadcast_to(found, (len(z), len(self.rows.starts)))
 
@@ -90,7 +86,7 @@ class Descents:
     def quadratics(
         self, z: FloatArray, T: FloatArray, pull: FloatArray, stiffness: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return gradients (k, free) and curvatures (k, free, free), given T, pull and stiffness."""
+        """Return gradients (k, free) and curvatures (k, free, free), given the results of `costs`."""
         problem, theta = self.problem, thetas(self.problem, z)
         slopes = np.moveaxis(problem.model.gradient(theta, problem.steps), -1, 0)[problem.free]
         chain = problem.chain(theta[:, :, 0].T)

@@ -1,7 +1,6 @@
 """Robust losses in SciPy's convention: cost = 1/2 f_scale^2 sum_i weight_i rho(z_i), z = (r/f_scale)^2.
 
-Each function of RHO returns rho, rho' and rho''. TUNING gives 95 % efficiency on normal residuals. Tukey's loss is not
-convex; its fit starts from the Huber fit. Definitions: docs/theory/fitting.md, "Cost".
+Functions of RHO return rho, rho' and rho''. TUNING gives 95 % efficiency on normal residuals.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,7 +54,6 @@ def by_residual(loss: str, r: FloatArray, f_scale: float | FloatArray) -> tuple[
 
 
 def score_factor(loss: str, residuals: FloatArray, f_scale: float) -> FloatArray:
-    """Return rho'(z), the weight of each residual in the score; 1 for small residuals."""
     return np.asarray(RHO[loss]((residuals / f_scale) ** 2)[1])
 
 

@@ -1,8 +1,4 @@
-"""The rows of a problem gathered by cell, and priors as further rows.
-
-All rows of a cell share one prediction and its slopes, so sums over rows come first. A prior is one more squared
-residual, and one more row in the covariance. Derivation: docs/theory/fitting.md, "Cost".
-"""
+"""The rows of a problem gathered by cell, which share one prediction and its slopes, and priors as further rows."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -57,7 +53,6 @@ class CellProblem:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """Number of rows of each cell (m,)."""
         return np.diff(self.starts, append=len(self.y))
 
     def to_residual_scale(self, T: FloatArray) -> FloatArray:
@@ -65,7 +60,6 @@ class CellProblem:
         return np.log(np.maximum(T, 1e-300)) if self.cells.relative else T
 
     def predicted(self, z: FloatArray) -> FloatArray:
-        """Return ln T or T of each cell (m,)."""
         return self.to_residual_scale(self.cells.model.latency_ms(self.cells.theta(z), self.cells.steps))
 
     def by_row(self, values: FloatArray) -> FloatArray:
@@ -74,7 +68,6 @@ class CellProblem:
 
     @cached_property
     def nothing(self) -> float:
-        """Cost below which residuals are rounding errors (1e-10 of T)."""
         return 0.5 * float(self.weights.sum()) * (EXACT * self.cells.unit) ** 2
 
     def spread(self, z: FloatArray) -> float:
@@ -83,7 +76,6 @@ class CellProblem:
 
 
 def by_cell(problem: FitProblem) -> CellProblem:
-    """Return the problem with the rows of each cell gathered."""
     starts, y = problem.firsts, np.log(problem.observed) if problem.relative else problem.observed
     if len(starts) == len(y):
         return CellProblem(problem, y, problem.weights, starts)

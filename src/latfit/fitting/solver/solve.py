@@ -1,7 +1,6 @@
-"""The solver: search for starts, race them, polish the best on all rows.
+"""The solver: search for starts, race them on a sample, polish the best on all rows.
 
-Starts come from variable projection, on a sample of large data; descents are Levenberg-Marquardt. The scale of a robust
-loss is that of the fit's residuals. Derivation: docs/theory/fitting.md, "Solver".
+The scale of a robust loss is that of the fit's residuals. Derivation: docs/theory/fitting.md, "Solver".
 """
 
 from dataclasses import dataclass, replace
@@ -60,7 +59,7 @@ def solved_once(data: Rows, options: FitOptions) -> tuple[FitProblem, Solution]:
 
 
 def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
-    """Minimise the robust cost. warm: start in z (free,) in place of a search, for refits on parts of the data."""
+    """Minimise the robust cost. warm: start in z (free,) in place of a search."""
     if problem.options.loss == "tukey" and warm is None:  # not convex
         warm = solve(replace(problem, options=replace(problem.options, loss="huber"))).z
     rows = by_cell(problem)
@@ -87,7 +86,6 @@ def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
 
 
 def _refitted(rows: CellProblem, warm: FloatArray) -> Solution:
-    """Fit from a start, within its valley."""
     z = warm
     for _ in range(MORE_SCALES):
         f_scale = _scale(rows, z)

@@ -1,7 +1,6 @@
-"""Starts of the solver by variable projection.
+"""Starts of the solver by variable projection: given its outer parameters the model is linear in coefficients >= 0.
 
-Given its outer parameters the model is linear in coefficients >= 0: the search solves non-negative least squares at
-many outer parameters of a low-discrepancy sequence. Derivation: docs/theory/fitting.md, "Solver".
+Non-negative least squares at many points of a low-discrepancy sequence: docs/theory/fitting.md, "Solver".
 """
 
 import numpy as np

@@ -1,7 +1,6 @@
-"""Bootstrap of a fit, and the parameter draws stored with it.
+"""Bootstrap of a fit by one Newton step a resample, and the parameter draws stored with it.
 
-Each resample of rows or blocks takes one Newton step. Draws along nearly flat directions are projected back onto the
-model. Derivation: docs/theory/fitting.md, "Bootstrap".
+Draws along nearly flat directions are projected back onto the model: docs/theory/fitting.md, "Bootstrap".
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +43,7 @@ def from_covariance(problem: FitProblem, solution: Solution, doubt: Uncertainty,
 
 
 def kept(problem: FitProblem, theta: FloatArray, source: str) -> Mapping[str, Any]:
-    """Return the `draws` section of a fit's JSON: the free parameters of up to 200 vectors (n, p)."""
+    """Return the `draws` of a fit's JSON: the free parameters of up to STORED_DRAWS vectors (n, p)."""
     values = theta[:STORED_DRAWS, problem.free]
     rounded = [[float(f"{x:.{DIGITS}g}") for x in row] for row in values.tolist()]
     return {"source": source, "parameters": [p.name for p in problem.free_parameters], "values": rounded}
@@ -122,7 +121,7 @@ def _unit_sums(problem: FitProblem, solution: Solution, unit: NDArray[np.intp] |
 
 
 def blocks(data: FitData) -> NDArray[np.intp]:
-    """Return the block number of each row (n,): n^(1/3) neighbours in time within a run, or the (B,S) cell."""
+    """Return the block of each row (n,): n^(1/3) neighbours in time within a run, or the (B,S) cell."""
     if not data.in_time:
         return data.cell
     unit = np.empty(len(data), dtype=np.intp)

@@ -1,7 +1,6 @@
-"""Covariance and 95 % intervals of the parameters.
+"""Covariance and 95 % intervals of the parameters: docs/theory/fitting.md, "Covariance".
 
-A sandwich estimate with a variance component per cell, so that repeats of a cell are no independent evidence; without
-repeats HC3. Costs at zero get a one-sided interval. Derivation: docs/theory/fitting.md, "Covariance".
+A sandwich estimate with a variance component per cell, without repeats HC3. Costs at zero get a one-sided interval.
 """
 
 from dataclasses import dataclass
@@ -27,8 +26,6 @@ ALONE = 0.1  # smallest 1 - leverage of a row whose residual shows the noise; be
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """Uncertainty of a fit."""
-
     estimates: dict[str, Estimate]  # estimate of each parameter, by name
     condition_number: float  # of the scaled Jacobian
     unidentified: list[list[str]]  # groups of parameters that are not identifiable separately
@@ -38,7 +35,6 @@ class Uncertainty:
 
 
 def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
-    """Estimate the uncertainty of all parameters of a solved problem."""
     if not problem.free:
         return Uncertainty(_fixed_estimates(problem), 1.0, [])
     cells = by_cell(problem).cells
@@ -162,7 +158,7 @@ def _estimate(problem: FitProblem, solution: Solution, i: int, error: float, qua
 
 
 def _fixed_estimates(problem: FitProblem) -> dict[str, Estimate]:
-    """Return estimates of fixed parameters: fixed by the user or the gauge, or because no step depends on them."""
+    """Return estimates of parameters fixed by the user or the gauge, or because no step depends on them."""
     found = {}
     for p in problem.model.parameters:
         if p.name in problem.fixed:

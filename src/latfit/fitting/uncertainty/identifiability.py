@@ -1,7 +1,4 @@
-"""Exact aliases of parameters, by the singular value decomposition of the scaled Jacobian.
-
-Derivation: docs/theory/fitting.md, "Identifiability".
-"""
+"""Exact aliases of parameters, by the singular value decomposition of the scaled Jacobian."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +12,6 @@ FLAT = 1e-8
 
 @dataclass(frozen=True)
 class Directions:
-    """Singular value decomposition of the scaled Jacobian."""
-
     lengths: FloatArray  # of the columns (p,)
     singular: FloatArray  # values (p,)
     right: FloatArray  # vectors (p, p) as rows
@@ -29,7 +24,6 @@ class Directions:
         return np.asarray(self.right[kept] / self.singular[kept][:, None] / lengths)
 
     def inverse(self) -> FloatArray:
-        """Return (J'WJ)^-1 (p, p) in the columns' units, without flat directions."""
         root = self.root()
         return root.T @ root
 
@@ -41,7 +35,6 @@ def condition_number(singular: FloatArray) -> float:
 
 
 def decompose(J: FloatArray, weights: FloatArray) -> Directions:
-    """Decompose a Jacobian (n, p) with row weights (n,)."""
     scaled = J * np.sqrt(weights)[:, None]
     lengths = np.linalg.norm(scaled, axis=0)
     dead = lengths <= FLAT * max(float(lengths.max(initial=0.0)), 1e-300)
@@ -60,6 +53,5 @@ def decompose(J: FloatArray, weights: FloatArray) -> Directions:
 
 
 def merge(groups: list[list[int]], members: Sequence[int]) -> None:
-    """Add a group, merged with the groups it shares a member with."""
     united = sorted({*members, *(i for group in groups if set(group) & set(members) for i in group)})
     groups[:] = [group for group in groups if not set(group) & set(members)] + [united]

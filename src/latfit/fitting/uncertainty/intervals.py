@@ -1,7 +1,6 @@
 """Intervals of parameters, and the parameter vectors that are stored with a fit.
 
-`sandwich` uses the covariance, `bootstrap` (also called `profile`) quantiles of resampled fits. A cost at zero keeps
-the one-sided end of the covariance, because a bootstrap is not consistent at a boundary (Andrews 2000).
+A cost at zero keeps the one-sided end of the covariance: a bootstrap is not consistent at a boundary (Andrews 2000).
 """
 
 import math
@@ -27,8 +26,6 @@ RESAMPLES = 1000  # resamples of bootstrap intervals where nobody says how many
 
 @dataclass(frozen=True)
 class DoubtOptions:
-    """How the intervals of parameters are made."""
-
     intervals: str = "sandwich"  # see METHODS
     resamples: int = 0  # of a bootstrap, 0 for none
     scheme: str = "auto"  # see `bootstrap.SCHEMES`; `auto`: blocks of time for a trace in time order, else rows
@@ -63,7 +60,7 @@ def doubts(
 
 
 def check(options: DoubtOptions) -> None:
-    """Raises WrongUsage for a method, a scheme or a number of resamples that there is not."""
+    """Raise WrongUsage for an unknown method or scheme, or too few resamples."""
     for option, value, known in (
         ("--set intervals", options.intervals, METHODS),
         ("--resample", options.scheme, ("auto", *SCHEMES)),

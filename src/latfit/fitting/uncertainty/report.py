@@ -1,7 +1,6 @@
-"""Parameters that bend the curve are identified only where the model beats a line.
+"""Parameters that bend the curve are identified only where the model predicts held-out rows better than a line.
 
-Intervals count misfit that neighbours share as noise. So a model that contains the linear baseline as a limit must
-predict held-out rows better than it, by more than the standard error over folds.
+Intervals alone do not show it, because they count misfit that neighbours share as noise.
 """
 
 import math
@@ -44,5 +43,4 @@ def without_bends(problem: FitProblem, doubt: Uncertainty) -> Uncertainty:
 
 
 def _bends(model: LatencyModel) -> set[str]:
-    """Return the parameters that bend the curve."""
     return {p.name for p in model.parameters if p.positive} | {*model.outer, "w_0"}

@@ -1,7 +1,7 @@
 """Draw the time of one step from its noise: the one function that every simulator calls.
 
-F is the smallest point of its group whose cumulated share exceeds a uniform number; a guide (Chen & Asau 1974) narrows
-the search. Pauses come as a Poisson process.
+F is the smallest point whose cumulated share exceeds a uniform number; a guide (Chen & Asau 1974) narrows the search.
+Pauses come as a Poisson process.
 """
 
 from collections.abc import Sequence
@@ -58,14 +58,14 @@ def noise_table(kinds: Sequence[StepNoise | None], largest: int) -> NoiseTable:
 
 
 def _guide(reached: FloatArray, start: int) -> FloatArray:
-    """How many of the shares (n,) are at or below k/GUIDES for k = 0..GUIDES, at most n - 1, counted from `start`."""
+    """Return the place, from `start` on, of the first of the shares (n,) above k/GUIDES for k = 0..GUIDES."""
     within = np.cumsum(np.bincount(np.ceil(reached * GUIDES).astype(np.int64), minlength=GUIDES + 1))
     return (start + np.minimum(within, len(reached) - 1)).astype(np.int32)
 
 
 @inner
 def drawn_step_ms(noise, group, T, u):  # type: ignore[no-untyped-def]
-    """Time in ms of a step of typical time T and noise group `group`, by one uniform number u in [0, 1)."""
+    """Return the time in ms of a step of typical time T, by one uniform number u in [0, 1)."""
     kind = noise.kind[group]
     first, last = noise.pauses[kind], noise.pauses[kind + 1] - 1
     paused = 0.0

@@ -1,7 +1,6 @@
-"""Level of the measured steps of each size over the fitted curve.
+"""Level of the measured steps of each size over the fitted curve: a curve misses the steps of a size every time.
 
-A curve that misses the steps of a size misses them every time, which is no noise. Levels are shrunk towards the curve
-by empirical Bayes (Efron & Morris 1973): by the variance between sizes over that plus their own standard error.
+Levels are shrunk towards the curve by empirical Bayes (Efron & Morris 1973).
 """
 
 from dataclasses import dataclass
@@ -19,8 +18,7 @@ MAX_RATIO = 1e60  # of observed over typical time, and one over the least; its s
 
 @dataclass(frozen=True, eq=False)
 class SizeLevels:
-    """sizes (m,) of steps in tokens, rising; log_level (m,) of the steps over the curve there, error (m,) its standard
-    error."""
+    """sizes (m,) of steps in tokens, rising; log_level (m,) over the curve there, and its standard error (m,)."""
 
     sizes: FloatArray
     log_level: FloatArray
@@ -32,7 +30,7 @@ class SizeLevels:
             raise ValueError("levels of ratios are not rising sizes with a level and an error each")
 
     def factors(self, S: FloatArray) -> FloatArray:
-        """Return level over curve at S tokens, of any shape: linear in ln S, constant beyond the measured sizes."""
+        """Return level over curve at S tokens: linear in ln S, constant beyond the measured sizes."""
         return np.asarray(np.exp(np.interp(np.log(S), np.log(self.sizes), self.log_level)))
 
     def drawn_factors(self, S: FloatArray, rng: np.random.Generator) -> FloatArray:
@@ -46,13 +44,15 @@ NO_LEVELS = SizeLevels(np.ones(1), np.zeros(1), np.zeros(1))
 
 
 def by_size(sizes: FloatArray) -> NDArray[np.intp]:
-    """Return the number (n,) of each of the sizes (n,) in rising order, from 0 on without gaps."""
+    """Return the number (n,) of each size in rising order, without gaps."""
     return distinct(np.round(SIZES_PER_OCTAVE * np.log2(sizes)))[1]
 
 
 def size_levels(S: FloatArray, ratio: FloatArray, weights: FloatArray, steps_for_one: float = 1.0) -> SizeLevels:
-    """Estimate the levels of steps of S tokens (n,) with ratios to the curve (n,). weights: steps (n,) that each row
-    stands for, of which steps_for_one are worth an independent one."""
+    """Estimate the levels of steps of S tokens (n,) with ratios to the curve (n,).
+
+    weights: steps (n,) of each row, of which steps_for_one are worth an independent one.
+    """
     number = by_size(S)
     count = np.bincount(number, weights=weights)
     order = np.argsort(number, kind="stable")

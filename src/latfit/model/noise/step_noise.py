@@ -1,7 +1,6 @@
 """Noise of single steps: a step of typical time T (curve times level of its size) lasts T F plus its pauses.
 
-F is the distribution of measured ratios to T, as weighted points, by groups of batch sizes. Pauses are stalls whose
-length is not proportional to T. `drawn` returns a noise that the steps allow. See docs/theory/fitting.md.
+F is the distribution of measured ratios to T, by groups of batch sizes. See docs/theory/fitting.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,8 @@ JEFFREYS = 0.5  # events added to a count, whose gamma distribution then covers 
 class Pauses:
     """Stalls that add to a step of typical time T: Poisson with mean max(per_step, per_ms T), of max(ms, ratio T).
 
-    Where the data show neither the kind of length nor of rate, both are above 0, so that the larger counts."""
+    Where the data show neither the kind of length nor of rate, both are above 0, so that the larger counts.
+    """
 
     ms: FloatArray  # points (m,) of rising length
     ratio: FloatArray  # to T; 0 for a fixed time
@@ -35,12 +35,10 @@ class Pauses:
 
     @property
     def length_is_known(self) -> bool:
-        """Whether the data show that pauses take a fixed time."""
         return not np.any(self.ratio > 0)
 
     @property
     def rate_is_known(self) -> bool:
-        """Whether the data show that pauses come per step, or per second."""
         return 0.0 in (self.per_step, self.per_ms)
 
     def expected(self, T: FloatArray, power: int = 0) -> FloatArray:
@@ -78,7 +76,6 @@ class Ratios:
 
     @cached_property
     def mean(self) -> float:
-        """E[F]."""
         return float(self.weights @ self.values)
 
     @cached_property
@@ -86,7 +83,6 @@ class Ratios:
         return float(self.weights @ (self.values - self.mean) ** 2)
 
     def drawn(self, rng: np.random.Generator) -> "Ratios":
-        """Return a distribution that the steps allow: a Bayesian bootstrap with one more event at the largest value."""
         counts = self.independent * self.weights
         counts[-1] += 1
         counts = rng.standard_gamma(counts)
@@ -104,7 +100,6 @@ class StepNoise:
 
     @cached_property
     def pooled(self) -> Ratios:
-        """F of all steps, whatever their batch."""
         steps = sum(group.steps for group in self.groups)
         values = np.concatenate([group.values for group in self.groups])
         weights = np.concatenate([group.weights * (group.steps / steps) for group in self.groups])
@@ -112,11 +107,9 @@ class StepNoise:
         return Ratios(values[order], weights[order], steps, sum(group.independent for group in self.groups))
 
     def group_of(self, batches: FloatArray) -> IntArray:
-        """Return the group (n,) of batches (n,)."""
         return np.searchsorted(self.edges, batches, side="left")
 
     def up_to(self, largest: float) -> "StepNoise":
-        """Return the noise without groups that no batch of up to `largest` belongs to."""
         last = int(self.group_of(np.array([largest]))[0])
         return replace(self, groups=self.groups[: last + 1], edges=self.edges[:last])
 
@@ -126,30 +119,29 @@ class StepNoise:
         return replace(self, edges=sizes[np.searchsorted(sizes, self.edges, side="right") - 1])
 
     def mean_ms(self, T: FloatArray, batches: FloatArray) -> FloatArray:
-        """Mean time (n,) of steps of typical time T (n,) ms and so many requests."""
+        """Return the mean time (n,) of steps of typical time T (n,) ms and so many requests."""
         means = np.array([group.mean for group in self.groups])[self.group_of(batches)] * T
         return means if self.pauses is None else means + self.pauses.expected(T, 1)
 
     def cv(self, T: FloatArray, batches: FloatArray) -> FloatArray:
-        """Coefficient of variation (n,) of the same times."""
+        """Return the coefficient of variation (n,) of the same times."""
         variance = np.array([group.variance for group in self.groups])[self.group_of(batches)] * np.asarray(T) ** 2
         if self.pauses is not None:
             variance = variance + self.pauses.expected(T, 2)
         return np.asarray(np.sqrt(variance) / self.mean_ms(T, batches))
 
     def sees(self, share: float) -> bool:
-        """Whether each group has an independent step beyond a share of its steps."""
+        """Return whether each group has an independent step beyond a share of its steps."""
         return min(group.independent for group in self.groups) * (1 - share) >= 1 - 1e-9
 
     def slow_share(self, T: float) -> float:
-        """Share of the mean square of the time of steps of T ms due to pauses and to the slowest hundredth of F."""
+        """Return the share of the mean square of steps of T ms due to pauses and to the slowest hundredth of F."""
         F = self.pooled
         beyond = np.clip(np.cumsum(F.weights) - 0.99, 0.0, F.weights)
         paused = 0.0 if self.pauses is None else float(self.pauses.expected(np.array([T]), 2)[0])
         return (T**2 * float(beyond @ F.values**2) + paused) / (T**2 * (F.variance + F.mean**2) + paused)
 
     def drawn(self, rng: np.random.Generator) -> "StepNoise":
-        """Return a noise that the measured steps allow."""
         groups = tuple(group.drawn(rng) for group in self.groups)
         return replace(self, groups=groups, pauses=None if self.pauses is None else self.pauses.drawn(rng))
 
@@ -171,7 +163,7 @@ class StepNoise:
 
 
 def noise_from_json(document: Mapping[str, Any] | None) -> StepNoise | None:
-    """Return the noise that `to_json` wrote; None where there is none. Raises ValueError, TypeError, KeyError."""
+    """Return the noise that `to_json` wrote; None without any. Raises ValueError, TypeError, KeyError."""
     if not document:
         return None
     found = _read(Ratios, document)
@@ -195,7 +187,6 @@ def noise_from_json(document: Mapping[str, Any] | None) -> StepNoise | None:
 
 
 def _plain(record: Ratios | Pauses | SizeLevels) -> dict[str, Any]:
-    """Return the fields of a record, with arrays as lists of numbers of ten digits."""
     found = {each.name: getattr(record, each.name) for each in fields(record)}
     return {
         name: value if isinstance(value, float) else [float(f"{number:.10g}") for number in value.tolist()]
@@ -204,7 +195,6 @@ def _plain(record: Ratios | Pauses | SizeLevels) -> dict[str, Any]:
 
 
 def _read(kind: type[T], document: Mapping[str, Any]) -> T:
-    """Return the record that `_plain` wrote."""
     what = kind.__name__.lower()
     found: dict[str, Any] = {each.name: np.asarray(document[each.name], dtype=np.float64) for each in fields(kind)}
     points = [found[each.name] for each in fields(kind) if each.type is not float]

@@ -285,7 +285,6 @@ def _flat_passes(source: Source, tally: Tally) -> Mapping[str, Array]:
 
 
 def trace_of_passes(rows: Rows, modes: Collection[str] = ("full",)) -> Trace:
-    """Return the trace of rows made by `add_pass`."""
     columns, refused = {**rows.columns(), "idle": rows.numbers("B") == 0}, dict[str, int]()
     facts: dict[str, Any] = {"format": "dynamo", "capture_mode": "+".join(sorted(modes))}
     if set(modes) != {"full"}:

@@ -1,4 +1,4 @@
-"""Recognise files of request arrivals. They hold no steps: reading one names the command that uses it."""
+"""Recognise files of request arrivals, which hold no steps: reading one names the command that uses it."""
 
 import shlex
 
@@ -46,7 +46,6 @@ def recognises(head: bytes) -> bool:
 
 
 def read(source: Source, options: Options) -> Trace:
-    """Raise BadInput that names the command for requests."""
     raise BadInput(
         "holds request arrivals, not steps",
         where=source.name,

@@ -31,7 +31,7 @@ NAMES_BY_LAYERS = {
 
 
 def _layers_of(model: str) -> int:
-    """Return the layers of a model such as `meta-llama/Llama-3.1-8B-Instruct`. Raises BadInput if it is not known."""
+    """Return the layers of a model such as `meta-llama/Llama-3.1-8B-Instruct`. Raises BadInput if unknown."""
     plain = model.rpartition("/")[2].casefold().removeprefix("meta-")
     for layers, names in NAMES_BY_LAYERS.items():
         if plain.startswith(tuple(name.casefold() for name in names)):
@@ -65,8 +65,7 @@ PREFIX, STATISTIC = "time_stats.", ".median"
 def vidur_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
     """Return one step per line of `mlp.csv`: the medians, in milliseconds, of all operators but attention.
 
-    The embedding counts once, every other operator once per layer, `add` twice. An operator with an empty cell does not
-    exist in that model. T is the part of a step that depends on S alone; B is 1.
+    The embedding counts once, every other operator once per layer, `add` twice. T depends on S alone; B is 1.
     """
     table = read_delimited(source, tally)
     operators = [name for name in table if name.startswith(PREFIX) and name.endswith(STATISTIC)]
@@ -100,8 +99,8 @@ OPERATORS = (("layer", "tokens", "time_us"), ("layer", "sequences", "time_us"))
 def llmservingsim_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
     """Return one step per line of `attention.csv`, with `dense.csv` and `per_sequence.csv` beside it (microseconds).
 
-    Each layer has its attention and each dense operator once at the step's tokens, `layernorm` twice; embedding, final
-    norm and the operators per sequence count once. Times are interpolated, and NaN beyond the tables.
+    Each layer has its attention and each dense operator once at the step's tokens, `layernorm` twice. Times are
+    interpolated, and NaN beyond the tables.
     """
     folder = source.path.parent
     if not has_columns(source.head, *ATTENTION):
@@ -141,7 +140,6 @@ def llmservingsim_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> 
 
 
 def _time_curves(folder: Path, name: str, by: str) -> list[tuple[str, FloatArray, FloatArray]]:
-    """Return (operator, ascending sizes, times) of each operator in a table. Raises BadInput without the table."""
     if not (folder / name).is_file() or not has_columns(open_source(folder / name).head, "layer", by, "time_us"):
         raise BadInput(
             f"holds the attention kernels alone: there is no {name} beside it",

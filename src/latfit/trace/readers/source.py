@@ -35,7 +35,6 @@ class Source:
 
     @cached_property
     def head(self) -> bytes:
-        """The first 64 KiB, decompressed."""
         with self.open() as stream:
             return stream.read(HEAD_BYTES)
 
@@ -66,8 +65,6 @@ class Source:
 
 
 class _Decompressed(io.RawIOBase):
-    """Decompressed bytes; a broken archive is BadInput."""
-
     def __init__(self, plain: Any, source: Source) -> None:
         self.plain = plain
         self.source = source
@@ -111,8 +108,8 @@ class Options:
 class Reader:
     """One format: what recognises its first bytes (decompressed, up to 64 KiB, perhaps cut inside a line) and reads it.
 
-    read returns all steps in file order, and marks what cleaning may drop (`dummy`, `idle`); it raises BadInput. path:
-    the execution path of its steps, if the format implies one.
+    read returns all steps in file order, and marks what cleaning may drop (`dummy`, `idle`). path: the execution path
+    that the format implies.
     """
 
     name: str

@@ -27,7 +27,6 @@ def lines_of(source: Source) -> Iterator[str]:
 
 
 def fields_in(text: str) -> dict[str, float]:
-    """Return the numbers in a text by their names."""
     return {name: float(value) for name, value in FIELD.findall(text)}
 
 
@@ -105,10 +104,9 @@ MAX_LOAD_CHANGE = 1 / 3  # of the running requests within a window, relative to 
 def sglang_log_steps(source: Source, tally: Tally, facts: dict[str, Any]) -> Mapping[str, Array]:
     """Return a row for each window of decode steps, and for each prefill step whose time the log shows.
 
-    A decode line reports the tokens per second since the one before, so with B requests a step takes B over these. A
-    prefill line reports those of the prefill step before it, if no other step came between: sure only for steps that
-    fill `chunked_prefill_size`. Both hold only within three lines of a kind, since a line may be written a step early.
-    All other lines are counted as `unsteady`.
+    A decode line reports tokens per second since the one before, so with B requests a step takes B over these. A
+    prefill line reports those of the prefill step before it, which is sure only for steps that fill
+    `chunked_prefill_size`. Both hold only within three lines of a kind; all other lines are counted as `unsteady`.
     """
     rows = Rows()
     settings: dict[str, int] = {}

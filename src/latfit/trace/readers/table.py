@@ -1,7 +1,6 @@
 """Read anybody's tables: Parquet, Feather or Arrow, delimited text, and JSON lines of flat objects.
 
-B, S and T are found by the user's map, by latfit's names, or by names that say so, if exactly one column fits. The unit
-of T comes from --unit or from the column's name (`latency_us`), else it is milliseconds.
+B, S and T are found by the user's map, by latfit's names, or by names that say so, if exactly one column fits.
 """
 
 import math
@@ -96,7 +95,6 @@ def recognises(head: bytes) -> bool:
 
 
 def read(source: Source, options: Options) -> Trace:
-    """Return the table as a trace. Cells that should be numbers and are not become NaN, for cleaning to count."""
     with located(source.name):
         table = _read_table(source)
         # A trace that latfit wrote is in milliseconds.
@@ -116,7 +114,6 @@ def steps_of(table: Trace, options: Options, *, in_ms: bool = False) -> Trace:
 
 
 def read_columns(source: Source, required: Sequence[str]) -> Trace:
-    """Read a table that need not hold latencies, with latfit's column names. Raises BadInput if one is missing."""
     with located(source.name):
         return typed_columns(_read_table(source), required)
 
@@ -135,7 +132,6 @@ def typed_columns(table: Trace, required: Sequence[str]) -> Trace:
 
 
 def _read_table(source: Source) -> Trace:
-    """Read any container, under the names of the file."""
     if _is_binary(source.head):
         return _read_binary(source)
     tally = Tally()
@@ -170,7 +166,6 @@ def _read_binary(source: Source) -> Trace:
 
 
 def _read_json(source: Source, tally: Tally) -> dict[str, Array]:
-    """Return flat objects as columns; values that are objects or lists are left out, except lists of requests."""
     columns: dict[str, list[Any]] = {}
     rows = 0
     for rows, record in enumerate(records(source, tally), start=1):

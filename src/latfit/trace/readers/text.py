@@ -1,7 +1,6 @@
 """Read delimited text (CSV, TSV, semicolons; with a header line) and JSON (lines, a list, a list per line).
 
-Lines that cannot be parsed are counted, not raised: a log that was cut still has its other steps. JSON lines are parsed
-one by one, so that memory is bounded by the longest line.
+Lines that cannot be parsed are counted. JSON lines are parsed one by one, so that the longest line bounds the memory.
 """
 
 import csv
@@ -55,7 +54,6 @@ def records(source: Source, tally: Tally) -> Iterator[dict[str, Any]]:
 
 
 def member(record: Any, *path: str) -> Any:
-    """Return the value under a path of keys, None if there is none."""
     for key in path:
         record = record.get(key) if isinstance(record, dict) else None
     return record
@@ -69,7 +67,6 @@ def number(record: Any, *path: str) -> float:
 
 
 def text(record: Any, *path: str) -> str:
-    """Return the value under a path of keys as text, empty if there is none."""
     value = member(record, *path)
     return "" if isinstance(value, (dict, list)) else _to_text(value)
 
@@ -129,7 +126,6 @@ def _first_line(head: bytes) -> str:
 
 
 def has_columns(head: bytes, *names: str) -> bool:
-    """Return whether the first line names all of these columns."""
     return set(names) <= set(header_of(head))
 
 
@@ -162,7 +158,6 @@ def read_delimited(source: Source, tally: Tally) -> dict[str, Array]:
 
 
 def numbers(column: Array) -> Array:
-    """Return the column as float64; NaN for what is not a number."""
     if column.dtype.kind in "iuf":
         return column.astype(np.float64)
     return np.array([_to_number(value) for value in column.tolist()], dtype=np.float64)

@@ -110,8 +110,6 @@ class StartLine(NamedTuple):
 
 @dataclass
 class LogScan:
-    """Steps, windows, start-up lines and engines of the lines read so far."""
-
     numbers: list[bytes] = field(default_factory=list)  # of steps, a line each
     facts: list[FloatArray] = field(default_factory=list)  # engine, stamp, dummy, usage of steps (4, n)
     rows: int = 0
@@ -123,7 +121,6 @@ class LogScan:
     engines: dict[tuple[bytes, int], int] = field(default_factory=dict)
 
     def add(self, text: bytes) -> None:
-        """Add whole lines."""
         if b"\x1b" in text:
             text = ANSI.sub(b"", text)
         self.lines += text.count(b"\n") + (not text.endswith(b"\n"))
@@ -164,7 +161,6 @@ class LogScan:
 
 
 def read_numbers(text: bytes) -> dict[str, Array]:
-    """Return the numbers of steps by name, from one line of them per step."""
     from pyarrow import BufferReader, csv
 
     kinds = {name: "float64" if name == "T_ms" else "int64" for name in NUMBERS}
@@ -206,7 +202,6 @@ def seconds_since_start(seconds: FloatArray) -> FloatArray:
 
 
 def settings_in(line: bytes) -> dict[str, Any]:
-    """Return the engine settings in a start-up line; empty for any other line."""
     mark = next((mark for mark in SETTINGS if mark in line), None)
     settings: dict[str, Any] = {}
     if mark == START and b"speculative_config=None" in line:
@@ -332,7 +327,7 @@ def _windows(scan: LogScan, name: str) -> Trace:
     """Return one row per window of about ten seconds. Raises BadInput if no line reports one.
 
     With B requests, the mean of both ends, and g generated tokens/s a step takes B/g seconds. Windows whose ends differ
-    too much are counted as `unsteady` and left out; those that begin or end without a request are `idle`.
+    too much are counted as `unsteady`; those that begin or end without a request are `idle`.
     """
     times = seconds_since_start(np.array([second for _, second, *_ in scan.windows])).tolist()
     last: dict[float, tuple[float, float]] = {}
