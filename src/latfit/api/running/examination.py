@@ -44,8 +44,10 @@ class Examination(Answer):
         """What binds, what was measured and what to do, in a line to quote."""
         found, figures = self.diagnosis, self.diagnosis.figures
         parts = [f"{found.engine} at {self.server} {reporting.BINDING[found.binding]}"]
-        if found.binding != "idle" and math.isfinite(figures["running"] + figures["tpot_ms"]):
-            parts.append(f"{number(figures['running'], 2)} requests at once at {format_ms(figures['tpot_ms'])} TPOT")
+        pace = {"TPOT": figures["tpot_ms"], "a step": figures["T_ms"]}  # llama.cpp publishes no TPOT
+        known = [f"{format_ms(value)} {name}" for name, value in pace.items() if math.isfinite(value)]
+        if found.binding != "idle" and math.isfinite(figures["running"]) and known:
+            parts.append(f"{number(figures['running'], 2)} requests at once at {known[0]}")
         if self.users is not None:
             parts.append(f"up to {self.users[0]:,} within {format_ms(self.users[1])}")
         if self.diagnosis.growing:
