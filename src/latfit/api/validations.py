@@ -149,7 +149,7 @@ def validate(request: ValidateRequest) -> Validation:
     fits, setup, starts = _fits_and_setup(request, None if server is None else server.facts)
     settings = replace(setup.settings, order=order_of(request))
     replicas = measured.engines if request.replicas == 1 else request.replicas
-    how = validation.Asked(
+    how = validation.ValidationOptions(
         request.calibrate, request.seed, Routing(replicas, request.route, request.prefix_share), server
     )
     costs = step_costs(*fits.results, scatter=scatter)
@@ -205,7 +205,9 @@ def _fits_and_setup(
     return fits, setup, validation.starts_of(steps.trace.provenance, steps.trace)
 
 
-def _steps_of_run(run_steps: Any, fits: PhaseFits, how: validation.Asked, measured: validation.Measured) -> Trace:
+def _steps_of_run(
+    run_steps: Any, fits: PhaseFits, how: validation.ValidationOptions, measured: validation.Measured
+) -> Trace:
     """Return the steps that were recorded during a run. Raises BadInput if there are none."""
     steps = read_timed(ReadRequest(run_steps), fits.decode.time).trace
     starts = validation.starts_of(steps.provenance, steps)

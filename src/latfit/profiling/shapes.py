@@ -220,16 +220,13 @@ def from_config(path: Path) -> ModelShape:
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
     hidden, layers, heads, intermediate, vocab = map(size, sizes)
     kv_heads, head_dim = size("num_key_value_heads", heads), size("head_dim", max(hidden // heads, 1))
-    if heads % kv_heads:
-        raise _bad(path, f"num_attention_heads = {heads} is no multiple of num_key_value_heads = {kv_heads}")
-    if head_dim % 2:
-        raise _bad(path, f"a head of {head_dim} numbers cannot be rotated by position; it must be even")
     experts = active = 0
     if (counted := next((name for name in _EXPERTS if config.get(name)), None)) and size(counted) > 1:
         experts, active = size(counted), size("num_experts_per_tok")
         intermediate = size("moe_intermediate_size", intermediate)
-        if active > experts:
-            raise _bad(path, f"num_experts_per_tok = {active} is more than {counted} = {experts}")
+    if heads % kv_heads or head_dim % 2 or active > experts:
+        found = f"{heads} heads of {head_dim} on {kv_heads} key heads, {active} of {experts} experts"
+        raise _bad(path, f"its sizes cannot be computed: {found}")
     named = config.get("_name_or_path")
     name = named.strip("/ ").rsplit("/", 1)[-1] if isinstance(named, str) else ""
     name = name or (path.resolve().parent.name if path.name == "config.json" else path.stem)

@@ -98,7 +98,6 @@ class LatfitStatLogger(StatLoggerBase):
         try:
             settings = settings_from(os.environ)
             if settings is None:
-                log.info("latfit records nothing: set LATFIT_TRACE_DIR to a folder for its traces")
                 return
             if str(getattr(vllm_config.scheduler_config, "scheduler_cls", "")).startswith(SCHEDULERS):
                 log.info("latfit records in the engine's scheduler, not here")
@@ -193,6 +192,7 @@ def settings_from(environment: Mapping[str, str]) -> Settings | None:
     """Return the settings in `LATFIT_TRACE_…`; None without a folder. A bad value gives the default."""
     folder = environment.get("LATFIT_TRACE_DIR", "").strip()
     if not folder:
+        log.info("latfit records nothing: set LATFIT_TRACE_DIR to a folder for its traces")
         return None
     numbers = []
     for name, default, low, high in LIMITS:

@@ -124,7 +124,6 @@ def steps_of(config: Any) -> StepsInFlight | None:
     try:
         settings = settings_from(os.environ)
         if settings is None:
-            log.info("latfit records nothing: set LATFIT_TRACE_DIR to a folder for its traces")
             return None
         engine = getattr(config.parallel_config, "data_parallel_rank", 0)
         recorder = recorder_of(settings, config, engine, by_request=True)

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from latfit.validation.compare import (
         DEFINITIONS as DEFINITIONS,
         JUDGED as JUDGED,
-        Asked as Asked,
         Bucket as Bucket,
         Figure as Figure,
         Validation as Validation,
+        ValidationOptions as ValidationOptions,
         cautions_about as cautions_about,
         metrics as metrics,
         no_prefill_warning as no_prefill_warning,

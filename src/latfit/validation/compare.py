@@ -206,7 +206,7 @@ class Validation(Record, frozen=True, eq=False, tag_field="schema", tag="latfit.
 
 
 @dataclass(frozen=True)
-class Asked:
+class ValidationOptions:
     """Options of a validation. calibration: on the first third of the requests; the rest is scored."""
 
     calibration: bool = False
@@ -215,7 +215,9 @@ class Asked:
     server: ServerRun | None = None
 
 
-def validate(measured: Measured, costs: StepCosts, settings: EngineSettings, how: Asked = Asked()) -> Validation:
+def validate(
+    measured: Measured, costs: StepCosts, settings: EngineSettings, how: ValidationOptions = ValidationOptions()
+) -> Validation:
     """Simulate the measured arrivals and compare.
 
     Raises BadInput if a request exceeds the KV cache, or too few requests remain to calibrate.

@@ -19,7 +19,7 @@ from latfit.simulation import EngineSettings, StepCosts, scaled_costs
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, Trace, phases
 from latfit.units import format_percent
-from latfit.validation.compare import NAMES, Asked, Validation, validate
+from latfit.validation.compare import NAMES, Validation, ValidationOptions, validate
 from latfit.validation.measured import Measured
 
 MAX_BLOCKS = 20
@@ -148,7 +148,7 @@ def run_speed(
     measured: Measured,
     costs: StepCosts,
     settings: EngineSettings,
-    how: Asked,
+    how: ValidationOptions,
     speeds: tuple[PhaseSpeed, Sequence[PhaseSpeed]],
 ) -> RunSpeed:
     """Simulate the run again at the speed of decode and prefill steps, or else of all steps."""

@@ -110,11 +110,11 @@ class TestConfig:
         ("change", "found"),
         [
             ({"num_local_experts": 8}, "has no num_experts_per_tok"),
-            ({"n_routed_experts": 8, "num_experts_per_tok": 9}, "is more than n_routed_experts"),
+            ({"n_routed_experts": 8, "num_experts_per_tok": 9}, "9 of 8 experts"),
             ({"n_shared_experts": 1}, "every token passes"),
             ({"kv_lora_rank": 512}, "latent attention"),
-            ({"num_key_value_heads": 5}, "no multiple"),
-            ({"head_dim": 63}, "even"),
+            ({"num_key_value_heads": 5}, "on 5 key heads"),
+            ({"head_dim": 63}, "heads of 63"),
         ],
     )
     def test_what_no_device_computes_is_refused(self, tmp_path: Path, change: dict[str, Any], found: str) -> None:

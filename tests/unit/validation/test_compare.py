@@ -8,7 +8,7 @@ from latfit.model.noise.step_noise import noise_of
 from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts, linear_costs, scaled_costs, scatter_from
-from latfit.validation.compare import Asked, validate
+from latfit.validation.compare import ValidationOptions, validate
 from latfit.validation.measured import Measured
 from latfit.workload.requests import make_requests
 
@@ -49,7 +49,9 @@ def test_calibration_recovers_planted_parameters() -> None:
     gap_ms = np.where(np.arange(900) // 60 % 2 == 0, 200.0, 30.0)
     requests = make_requests(np.cumsum(rng.exponential(gap_ms)), rng.integers(20, 1500, 900), rng.integers(2, 150, 900))
     run = serve(requests, scaled_costs(costs, 1.06, 1.0, 2.0), limits, seed=7)
-    found = validate(Measured(requests, run.first_ms + 30.0, run.last_ms + 30.0), costs, limits, Asked(True))
+    found = validate(
+        Measured(requests, run.first_ms + 30.0, run.last_ms + 30.0), costs, limits, ValidationOptions(True)
+    )
     assert found.calibration is not None
     # Three times the root mean square error over 16 other seeds.
     planted_within = {"decode_factor": (1.06, 0.065), "prefill_factor": (1.0, 0.035)}
@@ -67,4 +69,4 @@ def test_calibration_recovers_planted_parameters() -> None:
 
 def test_too_few_to_calibrate_with() -> None:
     with pytest.raises(BadInput, match="too few"):
-        validate(planted(COSTS, 20), COSTS, LIMITS, Asked(calibration=True))
+        validate(planted(COSTS, 20), COSTS, LIMITS, ValidationOptions(calibration=True))

@@ -16,7 +16,7 @@ from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import linear_costs
 from latfit.trace.table import Trace
-from latfit.validation.compare import Asked, validate
+from latfit.validation.compare import ValidationOptions, validate
 from latfit.validation.measured import Measured
 from latfit.validation.same_start import during, not_together, starts_of
 from latfit.validation.server import read_server
@@ -113,7 +113,7 @@ def test_the_simulation_is_held_to_the_engine_and_the_client_told_apart(tmp_path
     (tmp_path / "1.txt").write_text(
         text((run.ttft_ms + 20) / 1e3, run.tpot_ms / 1e3, (run.latency_ms + 20) / 1e3, (20 + rest) / 1e3)
     )
-    found = validate(measured, COSTS, LIMITS, Asked(server=read_server(tmp_path / "1.txt")))
+    found = validate(measured, COSTS, LIMITS, ValidationOptions(server=read_server(tmp_path / "1.txt")))
     assert found.agrees
     assert not validate(measured, COSTS, LIMITS).agrees
     ttft, tpot, latency = found.clocks.values()
