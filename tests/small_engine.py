@@ -6,6 +6,8 @@ python tests/small_engine.py --port 8000 --max-num-seqs 4 --max-num-batched-toke
 import argparse
 import asyncio
 import json
+import math
+import os
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -30,8 +32,8 @@ class Asked:
 
 
 class Engine:
-    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self.seqs, self.budget = max_num_seqs, max_num_batched_tokens
+    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, most: float) -> None:
+        self.seqs, self.budget, self.most, self.accepted = max_num_seqs, max_num_batched_tokens, most, 0
         self.waiting: deque[Asked] = deque()
         self.running: list[Asked] = []
         self.come = asyncio.Event()
@@ -84,6 +86,9 @@ class Engine:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        self.accepted += 1
+        if self.accepted > self.most:
+            os._exit(9)
         prompt = tuple(body["prompt"])
         self.repeated += len(prompt) * (prompt in self.prompts)
         self.prompts.add(prompt)
@@ -153,8 +158,11 @@ def main() -> None:
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--no-async-scheduling", action="store_true")
     parser.add_argument("--api-key")
+    parser.add_argument("--dies-after", type=float, default=math.inf, metavar="REQUESTS")
     given = parser.parse_args()
-    asyncio.run(serve(given.port, Engine(given.max_num_seqs, given.max_num_batched_tokens), given.api_key))
+    asyncio.run(
+        serve(given.port, Engine(given.max_num_seqs, given.max_num_batched_tokens, given.dies_after), given.api_key)
+    )
 
 
 if __name__ == "__main__":

@@ -81,6 +81,15 @@ def test_what_is_missing_is_named(
     assert [*in_tmp.iterdir()] == [few]
 
 
+def test_an_engine_that_dies_under_load_is_named(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four requests warm it up at least twice; the first load has 20."""
+    engine = [*SMALL, "--port", str(free_port()), "--dies-after", "30"]
+    assert run(["tune", *LOAD, "--load", "1s", "--", *engine]) == 3
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the engine ended with exit code 9" in told
+    assert "engine-1.log" in told
+
+
 @pytest.mark.nightly
 def test_the_limit_of_an_engine_is_found_and_raised(in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four requests at once take 160 tokens of 5 ms for a second of arrivals: too slow. More at once do. The key

@@ -4,7 +4,7 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -26,16 +26,16 @@ from latfit.api.serving import EnginePlan, plan_engine
 from latfit.api.validations import Validation, validate
 from latfit.engines import BY_KEY, ENGINES, engine_key, engine_started_by
 from latfit.errors import BadInput, HardwareMissing, Interrupted, refuse
-from latfit.exporting import with_flags
+from latfit.exporting import Exported, with_flags
 from latfit.files import write_json, write_text
 from latfit.messages import Message
-from latfit.metrics import Server, ServerState, limit_shown
+from latfit.metrics import Server, ServerState
 from latfit.planning import MIN_CHUNK, parse_target
 from latfit.profiling import LoadWatch
 from latfit.provenance import utc_now
 from latfit.simulation import FEWEST
 from latfit.tuning import (
-    BUSY,
+    MAX_OTHER_CPUS,
     TRACE_DIR,
     Answered,
     Run,
@@ -53,14 +53,14 @@ from latfit.validation import compare_percentile
 from latfit.workload import ClosedLoad, OpenLoad, RecordedLoad, Requests, Streams, make_requests
 
 STAGES = (0.5, 1.0, 2.0)  # rates of the first load, as ratios of the requested one
-BEHIND = 1.5  # ratio of answering to sending time from which no higher rate is tried
-WIDER = 4  # multiple of a limit of requests that hides larger batches
-RAMP_UP = 0.2  # share of a drawn load that is not counted, and length of a load that warms the engine up
+BEHIND = 1.5  # no higher rate is tried if the last first token comes after this multiple of the sending time
+WIDER = 4  # a limit of requests that hides larger batches is raised to this multiple
+RAMP_UP = 0.2  # first share of a drawn load that is not counted; length of a warm-up load beside a whole one
 MIN_WARM_REQUESTS = 4
 API_KEY = "--api-key"  # the option of vLLM, SGLang and llama.cpp
 START_S = 900.0  # longest time for an engine to load its model and compile
 ASKED = 3  # times that a restart by hand is asked for
-LESS = (0.8, 0.6, 0.4, 0.2)  # shares of a rate that is too high, for which settings are planned instead
+LESS = (0.8, 0.6, 0.4, 0.2)  # if no settings carry the rate, they are planned for these shares of it
 SAVED_S = "10"  # the plug-in writes a file after so many seconds
 REQUESTS = "requests.csv"
 COLUMNS = {
@@ -75,51 +75,47 @@ COLUMNS = {
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Tuned(Answer):
-    """Settings with what was planned and measured. validation: the last load beside its simulation.  steps: what
+    """Settings with what was planned and measured. validation: the last load beside its simulation.  todo: what
     `--dry-run` would do."""
 
     result: Tuning
     plan: EnginePlan | None = None
     fit: Fit | None = None
     validation: Validation | None = None
-    steps: Sequence[str] = ()
+    todo: Sequence[str] = ()
 
     @property
     def kept(self) -> bool:
-        """Whether the last run met the SLOs at the asked rate."""
-        runs = self.result.runs
-        return bool(runs) and runs[-1].kept and runs[-1].rate_per_s >= self.result.rate_per_s
-
-    @property
-    def verified(self) -> bool:
-        """Whether the last run had the settings that were found."""
-        return self.result.runs[-1].settings == self.result.settings
+        """Whether the settings met the SLOs at the requested rate."""
+        run = self.result.tried
+        return run is not None and run.kept and run.rate_per_s >= self.result.rate_per_s
 
     @property
     def state(self) -> State:
-        return "good" if self.kept or self.steps else "bad"
+        return "good" if self.kept or self.todo else "bad"
 
     @property
     def verdict(self) -> str:
         found, at = self.result, format_rate(self.result.rate_per_s)
-        if self.steps:
+        if self.todo:
             return "Nothing was started. Steps:"
         if not found.settings and not self.kept:
             return f"No settings meet the SLOs on one engine at {at}."
-        last = found.runs[-1]
+        run = found.tried
+        if run is None:
+            return "Settings were planned, but not tried: no restart or time was left."
         outcome = ", ".join(
-            f"{each.name} {format_ms(each.measured_ms)} of {format_ms(each.limit_ms)}" for each in last.figures
+            f"{each.name} {format_ms(each.measured_ms)} of {format_ms(each.limit_ms)}" for each in run.figures
         )
-        if not self.verified:
-            return f"Settings were planned, but not tried: no restart was left. {last.name.capitalize()}: {outcome}."
-        if last.rate_per_s < found.rate_per_s:
-            return f"One engine does not carry {at}. At {format_rate(last.rate_per_s)} it measured {outcome}."
-        return f"The SLOs are {'kept' if last.kept else 'missed'} at {at}: {outcome}."
+        if run.rate_per_s < found.rate_per_s:
+            return f"One engine does not carry {at}. At {format_rate(run.rate_per_s)} it measured {outcome}."
+        how = "" if found.settings else " as it was started"
+        return f"The SLOs are {'kept' if run.kept else 'missed'} at {at}{how}: {outcome}."
 
     @property
     def lines(self) -> list[str]:
-        if self.steps:
-            return list(self.steps)
+        if self.todo:
+            return list(self.todo)
         found = self.result
         lines = [] if found.settings or self.plan is None else [self.plan.verdict]
         if found.capacity_per_s is not None:
@@ -152,8 +148,7 @@ class Tuned(Answer):
     def numbers(self) -> "list[reporting.KeyNumber]":
         measured = [
             reporting.KeyNumber(each.name, format_ms(each.measured_ms), f"limit {format_ms(each.limit_ms)}")
-            for run in self.result.runs[-1:]
-            for each in run.figures
+            for each in (self.result.tried or self.result.runs[-1]).figures
         ]
         return [*measured, reporting.KeyNumber("Restarts", str(self.result.restarts), "of the engine")]
 
@@ -169,7 +164,7 @@ class Tuned(Answer):
         return self.result.to_json() | {
             "kept": self.kept,
             "warnings": [each.to_json() for each in self.warnings],
-            "dry_run": list(self.steps),
+            "dry_run": list(self.todo),
         }
 
 
@@ -177,44 +172,49 @@ class Tuned(Answer):
 class Loop:
     """The state of one tuning.
 
-    traces: the steps of all runs so far.  plan, fit: the last ones.  share: of the rate, that is planned for.  limit:
-    requests that the engine ran at once while others waited; None if none waited.  last: counters at the end of the
-    last start.  loads: how many were sent.
+    all_single: whether every start wrote single steps.  traces: the steps of all starts.  settings: those in use, empty
+    as started.  plan, fit: the last ones.  exports: settings of all plans.  share: part of the rate that the plan is
+    for.  limit: most requests that ran while others waited; None if none did.  last: counters when the last start
+    ended.  loads: how many were sent.  why_gone: tells why the engine has ended, empty while it runs.
     """
 
     request: TuneRequest
     begun_s: float = field(default_factory=time.monotonic)
     starts: int = 0
     engine: str = ""
-    single: bool = True
+    all_single: bool = True
     traces: list[Path] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     plan: EnginePlan | None = None
     fit: Fit | None = None
+    exports: list[Exported] = field(default_factory=list)
     share: float = 1.0
     limit: int | None = None
     last: ServerState | None = None
     loads: int = 0
+    why_gone: Callable[[], str] = lambda: ""
 
     def __post_init__(self) -> None:
         request = self.request
         self.command = [part for word in request.command for part in re.split(f"(?<=^{API_KEY})=", word)]
         keys = [word for option, word in pairwise(self.command) if option == API_KEY]
         self.key = keys[-1] if keys else None
-        self.token = request.token or self.key
+        self.token = self.key or request.token
         self.targets = [
             parse_target(str(text), name, f"--{name}")
             for name, text in (("ttft", request.ttft), ("tpot", request.tpot))
             if text is not None
         ]
         no_engine = not self.command and request.url is None
+        nobody = request.url is not None and request.restart is None and not request.dry_run
         no_load = request.arrivals is None and not (request.rate and request.lengths)
         refuse(no_engine, "no engine is given", "COMMAND", "Give -- vllm serve MODEL, or --url.")
+        refuse(nobody, "nobody restarts the engine", "restart", "Give a function that does, or a command.")
         refuse(not self.targets, "no SLO is given", "--ttft, --tpot", "Give --ttft 500ms, --tpot 50ms.")
         refuse(no_load, "no load is given", "--rate", "Give --rate 8/s --lengths 500:200, or --arrivals FILE.")
-        self.load_s = duration(request.load, "--load") / 1e3
-        self.load = _load(request, self.load_s)
+        self.seconds = duration(request.load, "--load") / 1e3
+        self.load = _make_load(request, self.seconds)
         self.rate_per_s = 1e3 * self.load.rate
         self.budget_s = duration(request.budget, "--budget") / 1e3
         self.out = Path(request.out)
@@ -243,7 +243,7 @@ class Loop:
         """Return what will happen."""
         start = f"Start: {self.show(self.with_recording())}" if self.command else f"Use the engine at {self.url}"
         stages = ", ".join(format_rate(share * self.rate_per_s) for share in STAGES)
-        sent = f"for {format_ms(1e3 * self.load_s)} each"
+        sent = f"for {format_ms(1e3 * self.seconds)} each"
         if isinstance(self.load, RecordedLoad):
             sent = f"with {count_text(len(self.load.requests), 'recorded request')}"
         again = "Start it again" if self.command else "Ask for a restart"
@@ -268,15 +268,16 @@ class Loop:
             return
         words = self.with_recording()
         self.tell(f"Starting {self.show(words)}")
-        environment = {TRACE_DIR: str(self._steps.absolute()), "LATFIT_TRACE_SECONDS": SAVED_S}
+        environment = {TRACE_DIR: str(self.step_folder.absolute()), "LATFIT_TRACE_SECONDS": SAVED_S}
         engine = start_engine(words, self.out / f"engine-{self.starts}.log", environment, self.url)
+        self.why_gone = engine.why_gone
         try:
             yield until_answered(self.url, START_S, engine.why_gone, self.token)
         finally:
             engine.stop()
 
     def by_hand(self) -> str:
-        """Ask for a restart, but for the first start; return the name of the model. Raises BadInput."""
+        """Ask for a restart, except at the first start; return the name of the model. Raises BadInput."""
         for _ in range(ASKED):
             if self.last is not None:
                 assert self.request.restart is not None
@@ -288,61 +289,63 @@ class Loop:
         raise BadInput("was not restarted", where=self.url, remedy="End it before it is started again.")
 
     @property
-    def _steps(self) -> Path:
+    def step_folder(self) -> Path:
         return self.out / f"steps-{self.starts}"
 
     def measure(self, names: Sequence[str], shares: Sequence[float]) -> None:
         """Start the engine and load it at shares of the rate, recording its steps.
 
-        names: of the runs to keep, else empty.
+        names: of the runs; a load without a name is no run.
         """
         with self.engine_up() as model:
             self.tell("Warming it up")
-            count = max(round(RAMP_UP * self.rate_per_s * self.load_s), MIN_WARM_REQUESTS)
+            count = max(round(RAMP_UP * self.rate_per_s * self.seconds), MIN_WARM_REQUESTS)
             warm_up(lambda number: self.send(model, self.load.sample(count, Streams(self.request.seed, 100 + number))))
-            cold = files_in(self._steps)
+            cold = files_in(self.step_folder)
             with recording(self.url, self.out / f"windows-{self.starts}.parquet") as recorder:
                 for stage, (name, share) in enumerate(zip(names, shares, strict=True)):
-                    requests = self.requests(share, 10 * self.starts + stage)
+                    requests = self.draw_requests(share, 10 * self.starts + stage)
                     at = share * self.rate_per_s
-                    answers, others = self.load_with(model, requests, at)
-                    if name and (others or 0.0) > BUSY:
+                    answers, others = self.send_at(model, requests, at)
+                    if name and (others or 0.0) > MAX_OTHER_CPUS:
                         self.tell("Other programs kept the machine busy: sending them again")
-                        answers, others = self.load_with(model, requests, at)
+                        answers, others = self.send_at(model, requests, at)
                     if name:
                         self.runs.append(self.run_of(name, at, answers, others))
-                    if max(each.last_s for each in answers) > BEHIND * max(each.due_s for each in answers):
+                    last_first_s = max(each.first_s for each in answers)
+                    if share >= 1 and last_first_s > BEHIND * max(each.due_s for each in answers):
                         break
             assert recorder.last is not None
             self.last = recorder.last.state
             self.engine = engine_key([{"engine": self.last.engine}])
-        shown = limit_shown(recorder.queued)
-        self.limit = None if shown is None else round(shown)
-        found = find_steps(self._steps, recorder, cold)
-        self.single = self.single and recorder.out not in found
+        self.limit = recorder.limit
+        found = find_steps(self.step_folder, recorder, cold)
+        self.all_single = self.all_single and recorder.out not in found
         self.traces += found
 
-    def load_with(self, model: str, requests: Requests, at: float) -> tuple[list[Answered], float | None]:
-        """Send requests; return the answers and the share of the CPUs that neither engine nor client used."""
+    def send_at(self, model: str, requests: Requests, at: float) -> tuple[list[Answered], float | None]:
+        """Send requests; return the answers, and the share of the CPUs that other programs used."""
         self.tell(f"Sending {len(requests):,} requests at {format_rate(at)}")
         watch = LoadWatch(1)
         answers = self.send(model, requests)
         seen = watch() if self.command else None
         return answers, None if seen is None else seen.other_cpus / (seen.spare_cpus + 1)
 
-    def requests(self, share: float, replication: int) -> Requests:
+    def draw_requests(self, share: float, replication: int) -> Requests:
         """Return the requests at a share of the rate: the recorded ones, or drawn for the length of a load."""
         load = self.load.at_rate(share * self.load.rate)
         if isinstance(load, RecordedLoad):
             return load.requests
         return load.sample(
-            max(round(share * self.rate_per_s * self.load_s), 1), Streams(self.request.seed, replication)
+            max(round(share * self.rate_per_s * self.seconds), 1), Streams(self.request.seed, replication)
         )
 
     def send(self, model: str, requests: Requests) -> list[Answered]:
-        """Send requests. Raises BadInput if none is answered."""
+        """Send requests. Raises BadInput if the engine ends, or answers none."""
         self.loads += 1
         found = send_load(self.url, model, requests, (self.request.seed, self.loads), self.token)
+        if reason := self.why_gone():
+            raise BadInput(reason, where=self.url, remedy="Its log says why.")
         if all(each.failure for each in found):
             raise BadInput(found[0].failure, where=self.url, remedy="It has to serve /v1/completions of token ids.")
         return found
@@ -351,27 +354,26 @@ class Loop:
         """Return a run, of a drawn load without its first fifth; its requests go into a file."""
         from pandas import DataFrame
 
-        whole = [each for each in answers if not each.failure]
-        columns = {name: [getattr(each, ours) for each in whole] for name, ours in COLUMNS.items()}
+        answered = [each for each in answers if not each.failure]
+        columns = {name: [getattr(each, ours) for each in answered] for name, ours in COLUMNS.items()}
         write_text(self.out / REQUESTS, DataFrame(columns).to_csv(index=False))
         # A plan for recorded requests counts all of them, from an idle engine on.
-        ramp_up_s = 0.0 if isinstance(self.load, RecordedLoad) else RAMP_UP * self.load_s
+        ramp_up_s = 0.0 if isinstance(self.load, RecordedLoad) else RAMP_UP * self.seconds
         counted = [each for each in answers if each.due_s >= ramp_up_s] or [*answers]
-        whole = [each for each in counted if not each.failure]
         planned = {} if self.plan is None else {each.name: each for each in self.plan.result.targets}
         figures = []
         for target in self.targets:
-            times = np.array([getattr(each, f"{target.metric}_ms") for each in whole])
+            times = [math.inf if each.failure else getattr(each, f"{target.metric}_ms") for each in counted]
             plan = planned.get(target.name)
             known = None if plan is None else (plan.value, plan.interval)
-            figures.append(compare_percentile(target.name, target.percentile, times, target.limit_ms, known))
+            figures.append(compare_percentile(target.name, target.percentile, np.array(times), target.limit_ms, known))
         late = float(np.quantile([each.sent_s - each.due_s for each in counted], 0.99))
         return Run(
             name=name,
             settings=dict(self.settings),
             rate_per_s=at,
             requests=len(counted),
-            failed=len(counted) - len(whole),
+            failed=sum(bool(each.failure) for each in counted),
             late_ms=1e3 * late,
             others=others,
             figures=[each for each in figures if each is not None],
@@ -380,17 +382,17 @@ class Loop:
     def plan_settings(self) -> bool:
         """Fit the steps and plan one engine; return whether its settings meet the SLOs at the requested rate.
 
-        If none do, the settings in use are those for a rate that one engine carries, or none.
+        If none do, the settings in use are those for the largest share of the rate that one engine carries, or none.
         """
         if not self.traces:
             remedy = "Give a higher --rate, or a longer --load."
             raise BadInput("no steps of a busy engine were recorded", where=self.url, remedy=remedy)
         self.tell("Fitting and planning")
-        # A linear cost of a mean step is the mean cost of the steps of its window; other models are not.
-        self.fit = fit([str(each) for each in self.traces], model="auto" if self.single else "linear")
+        # Means over windows suit a linear cost alone.
+        self.fit = fit([str(each) for each in self.traces], model="auto" if self.all_single else "linear")
         self.fit.save(self.out / "engine.fit.json")
         largest_step = 2 ** int(math.log2(self.fit.result.domain["S"][1]))
-        least = min(MIN_CHUNK, int(self.requests(1.0, 0).prompt_tokens.max()))
+        least = min(MIN_CHUNK, int(self.draw_requests(1.0, 0).prompt_tokens.max()))
         is_feasible = False
         for self.share in (1.0, *LESS):
             self.plan = self.plan_one()
@@ -398,7 +400,7 @@ class Loop:
                 # The engine may allow larger steps than it had: plan with those that it had.
                 self.plan = self.plan_one(max_num_batched_tokens=largest_step)
             is_feasible = self.plan.feasible and not self.plan.result.unsupported
-            # Mean steps of windows are smaller than those with a prompt: chunks of their size are no settings.
+            # A mean step of a window is smaller than one that holds a prompt, and no size for chunks of prompts.
             is_feasible = is_feasible and self.plan.engine["max_num_batched_tokens"] >= least
             if is_feasible:
                 break
@@ -406,9 +408,8 @@ class Loop:
         self.plan.save(self.out / "plan.json")
         self.settings = {}
         if is_feasible:
-            exported = export(self.plan, self.engine)
-            self.settings = dict(exported.settings)
-            exported.save(self.out)
+            self.exports.append(export(self.plan, self.engine))
+            self.settings = dict(self.exports[-1].settings)
         return is_feasible and self.share == 1.0
 
     def plan_one(self, **settings: int) -> EnginePlan:
@@ -426,10 +427,39 @@ class Loop:
             seed=request.seed,
         )
 
+    def raise_limit(self, limit: int) -> None:
+        """Start the engine with a higher limit of requests, to measure larger batches, and plan again."""
+        planned = self.settings
+        self.settings = {BY_KEY[self.engine].options[0].name: limit}
+        try:
+            self.measure(["", "", ""], STAGES)
+        except BadInput as error:
+            self.tell(f"The engine does not run {limit} requests at once: {error}")
+            self.settings = planned
+        else:
+            self.plan_settings()
+
+    def verify(self) -> bool:
+        """Start the engine with the planned settings and compare; return whether to do that again with others."""
+        self.measure(["as planned"], [self.share])
+        last, tried = self.runs[-1], (self.share, self.settings)
+        if last.kept or all(each.as_planned for each in last.figures):
+            return False
+        self.plan_settings()
+        return bool(self.settings) and (self.share, self.settings) != tried
+
     @property
-    def may_restart(self) -> bool:
-        restarts, used = self.starts - 1, time.monotonic() - self.begun_s
-        return restarts < self.request.max_restarts and used < self.budget_s
+    def restarts_left(self) -> int:
+        """How many restarts the request allows; none when its time is up."""
+        in_time = time.monotonic() - self.begun_s < self.budget_s
+        return self.request.max_restarts - (self.starts - 1) if in_time else 0
+
+    def choose(self) -> None:
+        """Use and export the settings of the last run that kept the SLOs at the requested rate, else the last ones."""
+        kept = [run for run in self.runs if run.kept and run.rate_per_s >= self.rate_per_s]
+        self.settings = kept[-1].settings if kept else self.settings
+        for exported in [each for each in self.exports if each.settings == self.settings][-1:]:
+            exported.save(self.out)
 
     def validated(self) -> Validation | None:
         """The last load beside its simulation with the same requests; None if it had no planned settings."""
@@ -440,7 +470,8 @@ class Loop:
 
     def result(self) -> Tuning:
         plan = None if self.plan is None else self.plan.result
-        command = self.show(self.with_settings()) if self.settings else ""
+        is_kept = any(run.kept and run.settings == self.settings for run in self.runs)
+        command = self.show(self.with_settings()) if self.settings or is_kept else ""
         return Tuning(
             engine=BY_KEY[self.engine].name if self.engine in BY_KEY else self.engine,
             rate_per_s=self.rate_per_s,
@@ -450,7 +481,7 @@ class Loop:
             capacity_interval_per_s=None if plan is None else plan.capacity_interval_per_s,
             restarts=max(self.starts - 1, 0),
             seconds=time.monotonic() - self.begun_s,
-            steps="steps" if self.single else "windows",
+            steps="steps" if self.all_single else "windows",
             runs=self.runs,
             files=[str(each) for each in sorted(self.out.rglob("*")) if each.is_file()],
         )
@@ -465,28 +496,21 @@ def tune(request: TuneRequest) -> Tuned:
     """
     loop = Loop(request)
     if request.dry_run:
-        return Tuned(loop.result(), steps=loop.describe())
+        return Tuned(loop.result(), todo=loop.describe())
     if find_spec("aiohttp") is None:
         remedy = "Install it: pip install 'latfit[live]'."
         raise HardwareMissing("aiohttp is not installed", where="latfit tune", remedy=remedy)
     loop.out.mkdir(parents=True, exist_ok=True)
     try:
         loop.measure(["", "as started", ""], STAGES)
-        if not loop.plan_settings() and loop.limit and loop.may_restart:
-            loop.settings = {BY_KEY[loop.engine].options[0].name: WIDER * loop.limit}
-            loop.measure(["", "", ""], STAGES)
-            loop.plan_settings()
-        while loop.settings and loop.may_restart:
-            before = loop.settings
-            loop.measure(["as planned"], [loop.share])
-            last = loop.runs[-1]
-            if last.kept or all(each.as_planned for each in last.figures):
-                break
-            loop.plan_settings()
-            if loop.settings == before:
-                break
+        # One restart is kept for the settings that follow.
+        if not loop.plan_settings() and loop.limit and loop.restarts_left > 1:
+            loop.raise_limit(WIDER * loop.limit)
+        while loop.settings and loop.restarts_left > 0 and loop.verify():
+            pass
     except KeyboardInterrupt:
         raise Interrupted("interrupted", where=str(loop.out), remedy="Its traces and logs are kept.") from None
+    loop.choose()
     found = Tuned(loop.result(), loop.plan, loop.fit, loop.validated())
     write_json(loop.out / "tune.json", found.to_json())
     if found.plan is not None:
@@ -494,7 +518,7 @@ def tune(request: TuneRequest) -> Tuned:
     return found
 
 
-def _load(request: TuneRequest, load_s: float) -> OpenLoad | RecordedLoad:
+def _make_load(request: TuneRequest, seconds: float) -> OpenLoad | RecordedLoad:
     """Return the load of `latfit plan` with these options; of recorded requests the busiest part of this length.
 
     Raises WrongUsage, BadInput.
@@ -506,12 +530,12 @@ def _load(request: TuneRequest, load_s: float) -> OpenLoad | RecordedLoad:
     if isinstance(load, OpenLoad):
         return load
     requests = load.requests.at_rate(offered[0]) if offered else load.requests
-    busiest = requests.busiest(1e3 * load_s)
+    busiest = requests.busiest(1e3 * seconds)
     # Classes and deadlines of a recording are no part of what the client sends.
     sent = replace(
         make_requests(busiest.arrival_ms, busiest.prompt_tokens, busiest.output_tokens), prefix=busiest.prefix
     )
     if not (sent.rate > 0 and len(sent) >= FEWEST):
-        found = f"{count_text(len(sent), 'recorded request')} in {format_ms(1e3 * load_s)} are too few"
+        found = f"{count_text(len(sent), 'recorded request')} in {format_ms(1e3 * seconds)} are too few"
         raise BadInput(found, where="--arrivals", remedy=f"Give {FEWEST} or more, or a longer --load.")
     return RecordedLoad(sent, load.notes)

@@ -333,7 +333,7 @@ def tune(request: requests.TuneRequest, output: OutputOptions) -> None:
         note(f"Wrote {request.out}: traces, fit, plan, settings and logs.", quiet=output.silent)
     if not request.dry_run and not found.kept:
         remedy = "Lower the rate, allow longer times, or add replicas: latfit plan says how many."
-        if found.result.settings and not found.verified:
+        if found.result.settings and not found.result.tried:
             remedy = "Allow more --max-restarts or --budget, or try the planned settings."
         raise SlaOutOfReach("the SLOs are not met at this rate on one engine", where="--rate", remedy=remedy)
 

@@ -116,12 +116,17 @@ class MetricsRecorder:
         row |= {"t_s": begun.t_s - self._origin_s, "idle": not window.was_busy, "run": str(self.restarts)}
         self.rows.append(row)
 
+    @property
+    def limit(self) -> int | None:
+        """Requests that the engine ran at once whenever others waited; None if too few readings show it."""
+        shown = limit_shown(self.queued) if len(self.queued) >= MIN_QUEUED else None
+        return None if shown is None else round(shown)
+
     def _provenance(self) -> dict[str, Any]:
         facts: dict[str, Any] = {}
         if self.last is not None and self.first is not None:
             state = self.last.state
-            limit = limit_shown(self.queued) if len(self.queued) >= MIN_QUEUED else None
-            shown = {} if limit is None else {"max_num_seqs": round(limit)}
+            shown = {} if self.limit is None else {"max_num_seqs": self.limit}
             facts = {"engine": state.engine, "engines": state.engines, **shown, **state.facts}
             facts["texts_at_s"] = [each.t_s - self._origin_s for each in (self.first, self.last)]
             facts |= {LARGEST_REQUESTS: self.most_running, LARGEST_TOKENS: largest_step(self.first, self.last)}

@@ -18,6 +18,6 @@ if TYPE_CHECKING:
         warm_up as warm_up,
     )
     from latfit.tuning.process import Engine as Engine, start_engine as start_engine
-    from latfit.tuning.result import BUSY as BUSY, Run as Run, Tuning as Tuning
+    from latfit.tuning.result import MAX_OTHER_CPUS as MAX_OTHER_CPUS, Run as Run, Tuning as Tuning
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

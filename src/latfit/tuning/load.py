@@ -1,8 +1,8 @@
 """An open-loop load on an OpenAI-compatible server: requests go out when they are due, however late earlier ones are.
 
 Times count from the moment a request was due, so a slow client or server hides no waiting (coordinated omission). A
-prompt is a list of random token ids: it has exactly the tokens that were asked for. Requests share blocks of prompts as
-recorded; loads with seeds of their own share none, so no prefix cache holds one.
+prompt is a list of random token ids: it has exactly the tokens that were asked for. Each load draws new prompts, so no
+prefix cache holds one; requests of one load share blocks of prompts as recorded.
 """
 
 import asyncio
@@ -20,15 +20,19 @@ import numpy as np
 from latfit.errors import BadInput
 from latfit.workload import Requests
 
-TOKEN_IDS = (100, 1000)  # words in every vocabulary, above the special tokens
+TOKEN_IDS = (100, 1000)  # ordinary words of every vocabulary, above the special tokens
 CONNECT_S, POLL_S, POLL_TIMEOUT_S = 30.0, 0.25, 5.0
+SILENT_S = 300.0  # longest time without a byte of an answer
 WARM_LOADS = 6  # most loads to warm an engine up with
-WARM = 0.8  # the engine is warm if the median TTFT of a load is at least this share of the last
+WARM = 0.8  # the engine is warm when the median TTFT of a load is at least this share of the one before
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A request on the client's clock, in s from the start of the load. failure: why it has no answer, else empty."""
+    """A request on the client's clock, in s from the start of the load.
+
+    failure: why it has no answer, else empty; its times mean nothing then.
+    """
 
     due_s: float
     sent_s: float
@@ -44,7 +48,7 @@ class Answered:
 
     @property
     def tpot_ms(self) -> float:
-        """NaN for one token."""
+        """NaN if one token came."""
         gaps = self.output_tokens - 1
         return 1e3 * (self.last_s - self.first_s) / gaps if gaps > 0 else float("nan")
 
@@ -67,9 +71,12 @@ def until_answered(
             with opener.open(Request(models, headers=_headers(token)), timeout=POLL_TIMEOUT_S) as answer:
                 return str(json.load(answer)["data"][0]["id"])
         except (LookupError, TypeError):
-            raise BadInput("lists no model", where=models, remedy="Name it: --served-model NAME.") from None
+            raise BadInput("lists no model", where=models, remedy="Name it: --served-model-name NAME.") from None
         except HTTPError as error:
             reason = f"answered {error.code}"
+            if error.code in (401, 403):
+                remedy = "Set LATFIT_ENGINE_TOKEN, or give the command its --api-key."
+                raise BadInput(reason, where=models, remedy=remedy) from None
         except (OSError, ValueError, HTTPException):
             reason = "did not answer"
         if reason_gone := why_gone():
@@ -97,8 +104,8 @@ def send_load(
 ) -> list[Answered]:
     """Send requests when they are due, and return their times in the order of arrival.
 
-    seed: of the prompts; one that an earlier load had brings prompts that the engine has cached.  token: bearer token
-    of the server.
+    seed: of the prompts; that of an earlier load repeats its prompts, which the engine may have cached.  token: bearer
+    token of the server.
     """
     prompts = _make_prompts(requests, np.random.default_rng(seed))
     bodies = [
@@ -139,7 +146,7 @@ async def _send_all(
 ) -> list[Answered]:
     from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
-    timeout = ClientTimeout(total=None, sock_connect=CONNECT_S)
+    timeout = ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S)
     headers = {"Content-Type": "application/json", **_headers(token)}
     async with ClientSession(headers=headers, connector=TCPConnector(limit=0), timeout=timeout) as session:
         begun = time.monotonic()
@@ -156,7 +163,9 @@ async def _send_all(
                         if failure or not line.startswith(b"data: {"):
                             continue
                         now, event = time.monotonic() - begun, json.loads(line[6:])
-                        if event.get("choices"):
+                        if error := event.get("error"):
+                            failure = str(error)[:200]
+                        elif event.get("choices"):
                             first = first if chunks else now
                             last, chunks = now, chunks + 1
                         usage = (event.get("usage") or {}).get("completion_tokens", usage)

@@ -9,15 +9,15 @@ from latfit.provenance import utc_now
 from latfit.records import Record
 from latfit.validation import LedgerEntry, PromisedFigure
 
-LATE = 0.1  # share of the TTFT limit by which the client may be late
-BUSY = 0.1  # share of the CPUs that other programs may use; a load beside more is repeated once
+MAX_CLIENT_DELAY = 0.1  # share of the TTFT limit
+MAX_OTHER_CPUS = 0.1  # share of the CPUs that other programs may use; a load beside more is repeated once
 
 
 class Run(Record, frozen=True, kw_only=True):
     """One load on one start of the engine.
 
-    settings: its options, empty for the first start.  late_ms: p99 of the client's delay.  others: share of the CPUs
-    that other programs used; None where the engine was not started here.
+    settings: its options, empty as started.  late_ms: p99 of how late the client sent.  others: share of the CPUs that
+    other programs used; None where the engine was not started here.
     """
 
     name: str
@@ -31,13 +31,14 @@ class Run(Record, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> bool:
-        return not self.failed and all(each.kept for each in self.figures)
+        return not self.failed and bool(self.figures) and all(each.kept for each in self.figures)
 
 
 class Tuning(Record, frozen=True, kw_only=True):
-    """What tuning found. command: starts the engine with the settings, empty if no settings meet the SLOs.
+    """What tuning found. command: starts the engine with the settings; empty if there are none.
 
-    capacity_per_s: the planned one of one engine.  steps: what the fit was made from, `steps` or `windows`.
+    settings: empty as started.  capacity_per_s: highest rate that the plan expects of one engine.  steps: what the fit
+    was made from, `steps` or `windows`.
     """
 
     engine: str
@@ -53,14 +54,19 @@ class Tuning(Record, frozen=True, kw_only=True):
     files: list[str]
 
     @property
+    def tried(self) -> Run | None:
+        """The last run with these settings; None if they were only planned."""
+        return next((run for run in reversed(self.runs) if run.settings == self.settings), None)
+
+    @property
     def messages(self) -> list[Message]:
         """What makes the answer less certain."""
         found = []
         for run in self.runs:
             limit = min((each.limit_ms for each in run.figures if "TTFT" in each.name), default=math.inf)
-            if run.late_ms > LATE * limit:
+            if run.late_ms > MAX_CLIENT_DELAY * limit:
                 found.append(message("late_client", run=run.name, late=run.late_ms))
-            if (run.others or 0.0) > BUSY:
+            if (run.others or 0.0) > MAX_OTHER_CPUS:
                 found.append(message("others_busy", run=run.name, share=run.others))
             if run.failed:
                 found.append(message("failed_requests", run=run.name, failed=run.failed, requests=run.requests))
@@ -68,13 +74,13 @@ class Tuning(Record, frozen=True, kw_only=True):
             text = "The engine wrote no single steps: settings rest on means over windows and are cautious"
             remedy = "Install latfit in the engine's environment, and let `latfit tune` start the engine."
             found.append(message("window_means", what=text, remedy=remedy))
-        broken = [run for run in self.runs[-1:] if not run.kept]
-        if off := [each.name for run in broken for each in run.figures if not each.as_planned]:
-            found.append(message("not_as_planned", names=", ".join(off)))
+        missed = [run for run in (self.tried,) if run is not None and not run.kept]
+        if slower := [each.name for run in missed for each in run.figures if not each.as_planned]:
+            found.append(message("not_as_planned", names=", ".join(slower)))
         return found
 
     def as_entry(self, source: str) -> LedgerEntry:
-        """Return the last planned run for the ledger. source: the file of the tuning. Raises BadInput."""
+        """Return the last run under a plan for the ledger. source: the file of the tuning. Raises BadInput."""
         planned = [run for run in self.runs if any(each.planned_ms is not None for each in run.figures)]
         if not planned:
             remedy = "Tune with a rate that one engine meets."

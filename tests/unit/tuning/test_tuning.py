@@ -11,10 +11,13 @@ from urllib.request import ProxyHandler, build_opener
 import numpy as np
 import pytest
 
+from latfit.api.requests import TuneRequest
+from latfit.api.tuning import Loop, Tuned
 from latfit.engines import engine_started_by
 from latfit.errors import BadInput
 from latfit.exporting import with_flags
-from latfit.tuning import Engine, send_load, start_engine, until_answered
+from latfit.tuning import Engine, Run, send_load, start_engine, until_answered
+from latfit.validation import PromisedFigure
 from latfit.workload import PrefixBlocks, make_requests
 from tests.conftest import ROOT, free_port
 
@@ -73,6 +76,18 @@ def test_an_engine_that_ends_is_told_with_its_last_line(tmp_path: Path) -> None:
         until_answered(url, 20.0, engine.why_gone)
 
 
+def test_a_wrong_key_is_refused_at_once(tmp_path: Path) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    engine = start_engine([*SMALL, "--port", str(port), "--api-key", "right"], tmp_path / "log", {}, url)
+    try:
+        with pytest.raises(BadInput, match="answered 401"):
+            until_answered(url, 20.0, engine.why_gone, "wrong")
+        assert until_answered(url, 20.0, engine.why_gone, "right") == "small"
+    finally:
+        engine.stop()
+
+
 def test_no_engine_starts_where_another_answers(small: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="already"):
         start_engine([sys.executable, "-c", "print('started')"], tmp_path / "second", {}, small)
@@ -103,6 +118,42 @@ def _runs(pid: int) -> bool:
         return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize(
+    ("measured_ms", "failed", "chosen"),
+    [
+        ((90.0, 80.0), (0, 0), {"max_num_seqs": 8}),  # both keep 100 ms: the planned settings
+        ((90.0, 120.0), (0, 0), {}),  # only the engine as started does
+        ((90.0, 80.0), (0, 1), {}),  # a failed request keeps no limit
+        ((120.0, 110.0), (0, 0), {"max_num_seqs": 8}),  # neither does: those that were planned last
+    ],
+)
+def test_settings_that_kept_the_slos_are_chosen(
+    measured_ms: tuple[float, float], failed: tuple[int, int], chosen: dict[str, int], tmp_path: Path
+) -> None:
+    loop = Loop(TuneRequest(["vllm", "serve"], rate="8/s", lengths="9:9", ttft="100ms", out=tmp_path))
+    for name, settings, measured, lost in zip(
+        ("as started", "as planned"), ({}, {"max_num_seqs": 8}), measured_ms, failed, strict=True
+    ):
+        figure = PromisedFigure(name="p99 TTFT", limit_ms=100.0, measured_ms=measured, interval_ms=(0.0, measured))
+        run = Run(
+            name=name,
+            settings=settings,
+            rate_per_s=8.0,
+            requests=100,
+            failed=lost,
+            late_ms=0.0,
+            others=0.0,
+            figures=[figure],
+        )
+        loop.runs.append(run)
+        loop.settings = settings
+    loop.choose()
+    found = Tuned(loop.result())
+    assert found.result.settings == chosen
+    assert found.kept == (measured_ms != (120.0, 110.0))
+    assert ("--max-num-seqs 8" in found.result.command) == bool(chosen)
 
 
 @pytest.mark.parametrize(
