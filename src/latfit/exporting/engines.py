@@ -12,7 +12,7 @@ from latfit.exporting.facts import MADE_BY, PlanFacts
 from latfit.exporting.files import Exported, Wanted
 from latfit.exporting.render import ASK_MODEL, flag_words, render, yaml_value
 
-ELSEWHERE = ("gpu_prompts", "admission")  # roles of settings with a place of their own in the templates
+ELSEWHERE = ("gpu_prompts", "admission")  # roles that templates place themselves
 
 BEST = (
     "the setting with the highest capacity in simulation",
@@ -157,7 +157,7 @@ def vllm_flags(settings: Mapping[str, Any]) -> list[str]:
 def with_flags(command: Iterable[str], settings: Mapping[str, Any]) -> list[str]:
     """Return a command with these options in place of those of the same names."""
     kept: list[str] = []
-    is_value = False  # of an option that is replaced
+    is_value = False  # whether the next word is the value of a replaced option
     for word in command:
         if is_value and not word.startswith("-"):
             is_value = False

@@ -85,7 +85,7 @@ class ThreadExecutor(Executor):
     def __init__(self, name: str, run: Run, largest: int, *, servers: int = 1, buckets: Sequence[int] = ()) -> None:
         super().__init__(name, largest, servers, buckets)
         self._runs = [run] * servers
-        self._serving: list[asyncio.Future[Sequence[Any]] | None] = [None] * servers  # the last batch of each
+        self._serving: list[asyncio.Future[Sequence[Any]] | None] = [None] * servers  # the last batch of each server
         self._work: queue.SimpleQueue[tuple[list[Any], asyncio.Future[Sequence[Any]]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._returns: dict[asyncio.Future[Sequence[Any]], asyncio.Future[None]] = {}  # of the batches that run
@@ -120,7 +120,7 @@ class ThreadExecutor(Executor):
             outputs: list[Any] = []
             error = None
             try:
-                if not answer.cancelled():  # while it waited for a server
+                if not answer.cancelled():  # cancelled while it waited for a server
                     outputs = list(self._runs[server](padded(inputs, self.buckets)))[: len(inputs)]
             except BaseException as raised:  # noqa: BLE001 (sent on to the request, whatever a function raises)
                 error = failure(raised, self.name)

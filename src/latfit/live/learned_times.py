@@ -13,13 +13,13 @@ from latfit.fitting import long_run_variance
 from latfit.stats import FloatArray
 
 MARGIN = math.log(1.1)  # shift of ln T that the times in use tolerate
-RUN_LENGTH = 1_000_000  # mean batches between false alarms of a path, at least
+RUN_LENGTH = 1_000_000  # smallest mean number of batches between false alarms
 STAKE = 0.4  # 2p - 1 for the share p of slow batches that the CUSUM is tuned to
 RISE, FALL = math.log1p(STAKE), math.log1p(-STAKE)
-THRESHOLD = math.log(2 * RUN_LENGTH)  # two directions
+THRESHOLD = math.log(2 * RUN_LENGTH)  # 2: one CUSUM for each direction
 
-WINDOW = 256  # batches that an estimate uses, at most
-MIN_BATCHES = 30  # and at least
+WINDOW = 256  # most batches that an estimate uses
+MIN_BATCHES = 30  # fewest batches that an estimate uses
 SETTLED = 200  # batches after which new times are refined once
 MIN_REFINEMENT = 0.03  # change of ln T below which that refinement is not worth a switch
 Z99 = 2.576  # standard errors of a two-sided 99 % interval

@@ -17,8 +17,8 @@ from latfit.stats import FloatArray
 MAX_FAILURES, MAX_MISSES = 3, 2
 COOL_DOWN_MS, MAX_COOL_DOWN_MS = 500.0, 30_000.0
 MAX_DOUBLINGS = 16  # keeps 2**n finite
-MIN_REMAINING_MS = 1e-3  # a busy server is never expected sooner than this
-TIMEOUT_FACTOR, MIN_TIMEOUT_MS = 20.0, 1000.0  # a batch may take so many times T(b), and this long at least
+MIN_REMAINING_MS = 1e-3  # earliest time at which a busy server is expected to be free
+TIMEOUT_FACTOR, MIN_TIMEOUT_MS = 20.0, 1000.0  # time limit of a batch: TIMEOUT_FACTOR T(b), at least MIN_TIMEOUT_MS
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class LivePath:
         self._failures = self._openings = 0  # in a row
         self.open_until_ms = -math.inf  # end of the cool-down; -inf if the breaker is closed
         self._is_tried = False  # by one batch, after a cool-down
-        self._misses = MAX_MISSES - 1  # before the first answer one miss is enough
+        self._misses = MAX_MISSES - 1  # one miss is enough before the first answer
         self.batches = self.failed_batches = 0  # that began; that ended with an error
         self.busy_ms = 0.0  # of the batches that have ended
 
@@ -52,7 +52,7 @@ class LivePath:
         """Return whether a batch may be sent, now or when a server is free."""
         if now < self.open_until_ms or self._is_tried or self._misses >= MAX_MISSES:
             return False
-        # The first one apart: a generator would cost a tenth of a decision.
+        # The first server is checked apart: a generator would cost a tenth of a decision.
         return self._servers[0].free_ms < math.inf or any(server.free_ms < math.inf for server in self._servers)
 
     @property

@@ -31,10 +31,10 @@ Result = TypeVar("Result")
 Batches = Sequence[tuple[FloatArray, FloatArray]]
 """B and T_ms (n,) of the batches of each path, in the order in which they began."""
 
-MIN_ROUNDS = 5  # of all batch sizes, in a probe
-MIN_USE = 0.2  # share of the time that a probe keeps a path busy, at least
-MAX_OTHERS = 0.05  # share of the cores that others may use in a run that counts
-TOLERANCE = 0.1  # relative error of a prediction that still counts as right
+MIN_ROUNDS = 5  # over all batch sizes, in a probe
+MIN_USE = 0.2  # smallest share of the time that a probe keeps a path busy
+MAX_OTHERS = 0.05  # largest share of the cores that others may use in a run that counts
+TOLERANCE = 0.1  # relative error up to which a prediction counts as right
 RANGE = (0.025, 0.975)
 STATISTICS = ("mean", "p50", "p99")
 
@@ -288,7 +288,7 @@ async def drive(
         late_s.append(time.monotonic() - moment_s)
         tasks.append(loop.create_task(router.submit(None, arrived_s=moment_s)))
 
-    with short_pauses(none=True):  # all requests of a run are kept, which no server does
+    with short_pauses(none=True):  # a run keeps all its requests in memory, unlike a server
         watch, start_ms = LoadWatch(0), time.monotonic() * 1000 + 50.0
         for moment_s in ((start_ms + arrive_ms) / 1000).tolist():
             loop.call_at(moment_s, submit, moment_s)

@@ -103,7 +103,7 @@ class Router:
         _check(executors, times_ms, policy, options)
         self.options = options
         self.paths = [LivePath(each, np.empty(0), options.timeout_ms) for each in executors]
-        # Requests so far; submitted = done + failed + cancelled + those that wait or run.
+        # Requests so far; submitted = done + failed + cancelled + waiting + running.
         self.submitted = self.refused = self.done = self.failed = self.cancelled = 0
         self.listeners: list[Callable[[Request], None]] = []  # of requests that ended with an output or an error
         self.arrival_listeners: list[Callable[[Request], None]] = []  # of requests taken, in their senders' contexts
@@ -115,7 +115,7 @@ class Router:
         self._use(times_ms, policy)
         self._clock = clock
         self._is_open = self._is_draining = False
-        self._ask_at = 1  # waiting requests from which on the policy is asked
+        self._ask_at = 1  # number of waiting requests from which the policy is asked
         self._wake: asyncio.TimerHandle | None = None  # asks the policy again
         self._running: set[_Batch] = set()
         self._idle = asyncio.Event()
@@ -270,7 +270,7 @@ class Router:
         now = self._now_ms()
         if not any(each.up(now) for each in self.paths):
             self._failing_since = min(self._failing_since, now)
-        elif path.up(now) and math.isinf(path.open_until_ms):  # it has failed no batch since it served one
+        elif path.up(now) and math.isinf(path.open_until_ms):  # no batch failed since the last success
             self._failing_since = math.inf
         self._dispatch(now)
 
@@ -389,7 +389,7 @@ class Router:
         if is_lost:
             batch.server.free_ms = math.inf  # until its executor has recovered
             batch.work = asyncio.ensure_future(self._recover(batch, batch.work))
-            self._dispatch(now)  # the other path goes on meanwhile
+            self._dispatch(now)  # the other path serves meanwhile
         else:
             self._release(batch, now)
 

@@ -15,7 +15,7 @@ from latfit._version import __version__
 from latfit.live.router import Router
 from latfit.live.waiting import Request
 
-try:  # here, not at the first request: an import then fails where no descriptor is left
+try:  # at the first request, no file descriptor may be left for an import
     from opentelemetry import context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError:

@@ -59,7 +59,7 @@ class Journal:
         if lock(self._stream.fileno()) is False:
             remedy = "Wait for its end, or write another trace with --out."
             raise WrongUsage("belongs to a run that goes on", where=str(self.file), remedy=remedy)
-        fields = msgspec.json.decode(msgspec.json.encode(request))  # as it is read back: lists for tuples
+        fields = msgspec.json.decode(msgspec.json.encode(request))  # lists for tuples, as in the file
         asked = {key: value for key, value in fields.items() if key not in _MAY_CHANGE}
         self._read(asked if resume else None)
         if resume and self.paths:
@@ -97,7 +97,7 @@ class Journal:
             with suppress(TargetNotWritable):  # without that line the journal counts as the only copy
                 self._write({"stored": True})
         if finished:
-            sync_folder(self.file.parent)  # the trace is there to stay
+            sync_folder(self.file.parent)  # the trace is on disk
             self.file.unlink(missing_ok=True)
         self._stream.close()
 

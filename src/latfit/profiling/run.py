@@ -24,7 +24,7 @@ from latfit.profiling.shapes import ModelShape, model_shape
 from latfit.provenance import command_line, utc_now
 from latfit.trace import Trace, concatenated
 
-ADAPTIVE_GAIN = 5  # the adaptive design chooses among the cells of a grid that takes so many times its budget
+ADAPTIVE_GAIN = 5  # the adaptive design chooses cells of the grid for this multiple of the budget
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def measure(
             break
     whole = concatenated(parts, [outcome.path for outcome in outcomes])
     units = dict.fromkeys(str(part["hardware"][0]) for part in parts if len(part))
-    hardware = np.full(len(whole), " + ".join(units), dtype=object)  # the paths of a trace are one machine's
+    hardware = np.full(len(whole), " + ".join(units), dtype=object)  # all paths of a trace are on one machine
     named = [(outcome.result, {"path": outcome.path} if len(outcomes) > 1 else {}) for outcome in outcomes]
     facts = {
         "made_by": "latfit profile",

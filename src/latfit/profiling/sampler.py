@@ -126,14 +126,14 @@ class Sampler:
                     raise ValueError(f"it timed a step at {T_ms} ms")
                 times_ms.append(T_ms)
                 self.quickest_ms[index] = min(T_ms, self.quickest_ms[index])
-                if self.visits[index]:  # every cell once, first
+                if self.visits[index]:  # the first visit to each cell is short
                     worth = math.ceil(prepare_s * 1e3 / self.quickest_ms[index])
                     wanted = min(max(SAMPLES_PER_VISIT, worth), MAX_SAMPLES_PER_VISIT)
         except DeviceOutOfMemory as error:
             self.limits[index] = Limit(self.cells[index], str(error))
             too_large.append((index, str(error)))
         finally:
-            warmup = min(count_warmup(times_ms), max(len(times_ms) - 1, 1))  # the last of several counts in any case
+            warmup = min(count_warmup(times_ms), max(len(times_ms) - 1, 1))  # at least the last of several steps counts
             process = self._processes_before + turn
             rows = [
                 Sample(index, self.visits[index], t_s, T_ms, number < warmup, process)
@@ -190,7 +190,7 @@ def run_profile(
         return run.result("precise" if run.visit_in_rounds(seed, first) else "budget")
     except KeyboardInterrupt:
         return run.result("interrupted")
-    except TargetNotWritable:  # no device is to blame
+    except TargetNotWritable:  # not the device's fault
         raise
     except Exception as error:
         place, found = run.cells[run.current], error or type(error).__name__

@@ -22,7 +22,7 @@ from latfit.record.recorder import BY_REQUEST, Buffers, Step, StepRecorder
 from latfit.trace import path_on
 from latfit.units import parse_bytes
 
-SCHEDULERS = "latfit.record.vllm_scheduler."  # they record steps with their requests, and then it is not done here
+SCHEDULERS = "latfit.record.vllm_scheduler."  # these schedulers record the steps themselves
 FACTS = (
     (
         "scheduler_config",

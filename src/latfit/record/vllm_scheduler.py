@@ -114,7 +114,7 @@ class StepsInFlight:
             len(getattr(output, "preempted_req_ids", None) or ()),
             *((0, 0) if prefix is None else (prefix.queries, prefix.hits)),
             *((0, 0) if drafts is None else (drafts.num_draft_tokens, drafts.num_accepted_tokens)),
-            float("nan"),  # what it waits for the device
+            float("nan"),  # wait_ms
             *by_request,
         )
 

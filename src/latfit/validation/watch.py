@@ -76,7 +76,7 @@ def _arrivals(trace: Trace, seen: Interval, begin_s: float, rng: np.random.Gener
 
 def spread_arrivals(edges: FloatArray, counts: FloatArray, rng: np.random.Generator) -> FloatArray:
     """Draw sorted arrival times of `counts` (k,) requests between `edges` (k + 1,)."""
-    total = np.maximum.accumulate(np.concatenate([[0.0], np.cumsum(counts)]))  # requests that vanish never came
+    total = np.maximum.accumulate(np.concatenate([[0.0], np.cumsum(counts)]))  # counts never fall
     whole = np.diff(np.rint(total)).astype(np.int64)
     which = np.repeat(np.arange(len(whole)), whole)
     return np.sort(edges[which] + (edges[which + 1] - edges[which]) * rng.random(len(which)))

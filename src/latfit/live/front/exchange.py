@@ -21,7 +21,7 @@ from latfit.errors import WrongUsage
 from latfit.live.executor import Abandoned, Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut
 
 HOP_BY_HOP = frozenset(("connection", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"))
-UNAVAILABLE = frozenset((429, 502, 503, 504))  # statuses of an engine that takes nothing now; another one may
+UNAVAILABLE = frozenset((429, 502, 503, 504))  # statuses of an engine that accepts nothing now; another one may
 BROKEN = frozenset((*UNAVAILABLE, 500))  # statuses that count as a failed batch
 KEEP_ALIVE_S = 2.0  # of an idle connection to an engine, less than engines keep it
 STALE_S = 1.0  # a disconnect sooner means that the engine had closed the kept connection: send again on a new one
@@ -124,7 +124,7 @@ class HttpExecutor(Executor):
         if slots > MAX_SLOTS:
             raise WrongUsage(f"{slots} slots", where=name, remedy=f"Give at most {MAX_SLOTS:,}.")
         self._overdue_s, self._headers = overdue_s, dict(headers or {})
-        self._sessions: list[aiohttp.ClientSession] = []  # one that keeps connections, one that does not
+        self._sessions: list[aiohttp.ClientSession] = []  # the first keeps connections, the second does not
 
     @property
     def max_connections(self) -> int:

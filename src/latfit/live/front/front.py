@@ -37,7 +37,7 @@ CLASS = "x-latfit-class"  # header that names the class of a request
 
 @dataclass(frozen=True)
 class FrontOptions:
-    token: str | None = None  # that callers must bear; None for anybody
+    token: str | None = None  # callers must send it; None accepts anybody
     most_bytes: int = 8 << 20  # of a request's body
     most_held_bytes: int = 256 << 20  # of all bodies that are read, wait or run
     body_s: float = 30.0  # in which a body must come
@@ -74,7 +74,7 @@ class Front:
     def __init__(self, router: Router, options: FrontOptions = FrontOptions()) -> None:
         self.router, self.options = router, options
         self.engines = [path.executor for path in router.paths if isinstance(path.executor, HttpExecutor)]
-        self.draining = False  # new requests are refused, those that were taken end
+        self.draining = False  # refuse new requests, serve accepted ones
         self.held_bytes = 0  # of bodies in memory
         self._routes: dict[str, tuple[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]] = {
             "/v1/completions": ("POST", self._complete),
@@ -225,7 +225,7 @@ class Front:
             if exchange.reply is None:
                 raise self._refusal(error) from None
             if not exchange.whole and exchange.request.transport is not None:
-                exchange.request.transport.abort()  # so that the reader sees that the reply is not whole
+                exchange.request.transport.abort()  # shows the reader that the reply is not whole
         if exchange.first_byte_s:
             self._first_byte.labels(exchange.path).observe(exchange.first_byte_s)
 

@@ -12,7 +12,7 @@ from latfit.workload import parse_lengths
 
 FRONT_POLICIES = ("gpu-only", "three-stage", "cutoff", "split")
 """Policies that mean something where every batch is one request: an engine forms its batches itself."""
-UNKNOWN_MS = 1000.0  # T(1) where nobody says it and no rule goes by it
+UNKNOWN_MS = 1000.0  # T(1) if none is given, for policies that do not use it
 
 
 def reply_ms(path: ExecutionPath, lengths: str, slots: int) -> float:

@@ -92,7 +92,7 @@ class NumpyStep(EagerStep):
             scores -= scores.max(axis=-1, keepdims=True)
             np.exp(scores, out=scores)
             attended = scores @ values[:, :, :seen]
-            attended /= scores.sum(axis=-1, keepdims=True)  # here fewer numbers are left to divide
+            attended /= scores.sum(axis=-1, keepdims=True)  # after the product there are fewer numbers to divide
             out[:, rows] = attended.reshape(requests, kv_heads, -1, n, width).transpose(0, 3, 1, 2, 4)
         return out
 

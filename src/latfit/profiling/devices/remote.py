@@ -30,7 +30,7 @@ class RemoteDevice:
     A turn begins with `prepare`, and ends the other's. Raises what the opener raises.
     """
 
-    _holder: "ClassVar[RemoteDevice | None]" = None  # whose turn it is
+    _holder: "ClassVar[RemoteDevice | None]" = None  # the device whose turn it is
 
     def __init__(
         self, opener: Callable[..., Device], arguments: tuple[Any, ...], environment: Mapping[str, str] | None = None
@@ -99,8 +99,8 @@ class RemoteDevice:
             [sys.executable, "-P", "-c", command],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
-            stdout=2,  # what libraries print is no answer
-            start_new_session=True,  # Ctrl-C is this process's to decide on
+            stdout=2,  # output of libraries goes to stderr
+            start_new_session=True,  # Ctrl-C reaches the parent only
             env={**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
         )
         theirs.close()

@@ -300,7 +300,7 @@ class CudaDevice(TorchDevice):
                 run()
         cuda.current_stream(0).wait_stream(side)
         graph = cuda.CUDAGraph()
-        with cuda.graph(graph):  # with memory of its own: a shared pool ends with its last graph
+        with cuda.graph(graph):  # not in a shared pool, which ends with its last graph
             run()
         replay: Callable[[], object] = graph.replay
         return replay
