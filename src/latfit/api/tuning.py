@@ -117,7 +117,7 @@ class Tuned(Answer):
         if self.todo:
             return list(self.todo)
         found = self.result
-        lines = [] if found.settings or self.plan is None else [self.plan.verdict]
+        lines = [] if found.settings or self.kept or self.plan is None else [self.plan.verdict]
         if found.capacity_per_s is not None:
             ends = found.capacity_interval_per_s
             interval = "" if ends is None else f" (95 %: {ends[0]:.3g} to {ends[1]:.3g})"
@@ -469,7 +469,7 @@ class Loop:
         return validate(self.fit, self.out / REQUESTS, engine=engine, seed=self.request.seed)
 
     def result(self) -> Tuning:
-        plan = None if self.plan is None else self.plan.result
+        plan = None if self.plan is None or self.plan.result.unsupported else self.plan.result
         is_kept = any(run.kept and run.settings == self.settings for run in self.runs)
         command = self.show(self.with_settings()) if self.settings or is_kept else ""
         return Tuning(

@@ -72,7 +72,7 @@ class Tuning(Record, frozen=True, kw_only=True):
                 found.append(message("failed_requests", run=run.name, failed=run.failed, requests=run.requests))
         if self.steps == "windows":
             text = "The engine wrote no single steps: settings rest on means over windows and are cautious"
-            remedy = "Install latfit in the engine's environment, and let `latfit tune` start the engine."
+            remedy = "vLLM writes them if latfit is installed in its environment and `latfit tune` starts it."
             found.append(message("window_means", what=text, remedy=remedy))
         missed = [run for run in (self.tried,) if run is not None and not run.kept]
         if slower := [each.name for run in missed for each in run.figures if not each.as_planned]:
