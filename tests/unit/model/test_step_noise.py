@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numba import njit
 
+from latfit.fitting.checking.step_noise import Steps, noise_of_steps
 from latfit.model.noise.draws import drawn_step_ms, noise_table
 from latfit.model.noise.step_noise import Pauses, StepNoise, noise_from_json, noise_of
 
@@ -102,3 +103,13 @@ def test_a_draw_has_one_of_the_kinds_that_the_data_leave_open() -> None:
     known = FIXED.drawn(rng)
     assert known.ms[-2] == 30.0
     assert known.per_step > 0
+
+
+def test_stalls_at_regular_distances_are_not_all_one() -> None:
+    """A stall every 30 steps where 40 steps are worth an independent one: every second stall is another."""
+    T = np.tile(np.geomspace(2, 30, 50), 60)
+    observed = T * np.random.default_rng(5).lognormal(0.0, 0.03, len(T))
+    observed[::30] += 200.0
+    noise = noise_of_steps(np.ones(len(T)), np.ones(len(T)), Steps(T, observed, np.ones(len(T))), 1 / 40)
+    assert noise.pauses is not None
+    assert noise.pauses.independent == pytest.approx(len(T) / 60)

@@ -1,10 +1,10 @@
 """Plans for a rate: published capacities and replicas, rules against the optimum, changes, promises and refusals."""
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from scipy.stats import norm
 
 from latfit.model.noise.step_noise import StepNoise, noise_of

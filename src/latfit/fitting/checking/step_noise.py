@@ -12,19 +12,20 @@ from latfit.fitting.data import FitData
 from latfit.model import Pauses, StepNoise, by_size, ratios_of, size_levels, tail_points
 from latfit.stats import FloatArray, mad_sigma, weighted_quantiles
 
-LEVEL = 0.05  # of a false split into groups, over all cuts
+LEVEL = 0.05  # chance of a first split into groups where the batch size makes no difference
 MIN_GROUP = 40  # independent steps
 
 PAUSE_SIGMA = 5.0  # of log ratios; of log-normal noise one step in 3 million lies beyond
 MIN_PAUSE_RATIO = 2.0  # of observed over typical; below, a curve that misses a size or a busy stretch look alike
 MAX_PAUSED_SHARE = 0.05  # of all steps; more of them are no rare event
 REJECTED_Z = 2.6  # one-sided; a true hypothesis is rejected once in 200 times
-HINT_Z, HINT_SLOPE = 1.0, 0.2  # z against a kind; slope of ln length over ln T off its 0 (fixed), 1 (ratios)
-MAX_PAUSES_TESTED = 2000  # pairs of pauses are compared; so many decide any question
+HINT_Z = 1.0  # z against the chosen kind of length that hints at pauses of both kinds ...
+HINT_SLOPE = 0.2  # ... if the slope of ln length over ln T is as far from 0 (fixed) or 1 (ratios)
+MAX_PAUSES_TESTED = 2000  # pauses that enter the pairwise test; so many decide any question
 
 
 def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
-    """Return the group (n,) of each batch size: sizes are cut where squared deviations differ beyond chance."""
+    """Return the group (n,) of each batch size: sizes are split where the spread of F changes beyond chance."""
     number = by_size(B)
     group = np.zeros(len(B), dtype=np.intp)
     square = (ratio - weighted_quantiles(ratio, (0.5,), weights)[0]) ** 2
@@ -51,8 +52,8 @@ class Steps(NamedTuple):
 def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Pauses | None]:
     """Find the steps that were paused (n,), and how long and how often; None where F describes all steps.
 
-    Candidates remain in F if they are too few or too many, if their length grows in proportion to T, or if no rate
-    fits. share: independent steps per step.
+    Candidates remain in F if they are too few or too many, if their length grows in proportion to T, or if they fall on
+    short steps more often than per step, on long ones more often than per ms. share: independent steps per step.
     """
     T, observed, weights = steps
     ratio = observed / T
@@ -64,34 +65,33 @@ def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Paus
     events = float(weights[paused].sum())
     if share * events < 1 or events > MAX_PAUSED_SHARE * weights.sum():
         return none, None
-    # Pauses closer together than steps that resemble each other are one.
-    share = float(np.mean(np.diff(np.flatnonzero(paused), prepend=-np.inf) >= 1 / share))
+    share = _count_apart(np.flatnonzero(paused), 1 / share) / float(paused.sum())
     calm = float(np.average(ratio[~paused], weights=weights[~paused]))
     # A pause of a step of T ms is told from noise if it is longer than hidden * T.
     hidden = limit - calm
-    at, length, count = T[paused], (observed - calm * T)[paused], weights[paused]
+    T_paused, length, count = T[paused], (observed - calm * T)[paused], weights[paused]
     order = np.argsort(length, kind="stable")
-    at, length, count = at[order], length[order], count[order]
+    T_paused, length, count = T_paused[order], length[order], count[order]
     # A kind is certain if the other is rejected and nothing hints at pauses of both.
-    against_fixed = _growth(length, hidden * at, at, share * count)
-    against_ratios = -_growth(length / at, np.full(len(at), hidden), at, share * count)
-    off = np.log(at) - np.average(np.log(at), weights=count)
+    against_fixed = _growth(length, hidden * T_paused, T_paused, share * count)
+    against_ratios = -_growth(length / T_paused, np.full(len(length), hidden), T_paused, share * count)
+    off = np.log(T_paused) - np.average(np.log(T_paused), weights=count)
     slope = float(count @ (off * np.log(length))) / max(float(count @ off**2), 1e-12)
     if against_fixed > REJECTED_Z and not (against_ratios > HINT_Z and slope < 1 - HINT_SLOPE):
         return none, None
     fixed = against_ratios > REJECTED_Z and not (against_fixed > HINT_Z and slope > HINT_SLOPE)
     exposure = [_exposure(length, steps, hidden, power) for power in (0, 1)]
     # Pauses per step do not prefer longer steps; pauses per ms do, in proportion.
-    trends = [_score(np.log(at), share * count, sums) for sums in exposure]
+    trends = [_score(np.log(T_paused), share * count, sums) for sums in exposure]
     rates = [count / sums[:, 0] for sums in exposure]
     if trends[0] < -REJECTED_Z or trends[1] > REJECTED_Z:
         return none, None
-    neither = trends[0] > REJECTED_Z and trends[1] < -REJECTED_Z
-    per_step, per_ms = neither or trends[0] <= REJECTED_Z, neither or trends[1] >= -REJECTED_Z
+    between = trends[0] > REJECTED_Z and trends[1] < -REJECTED_Z
+    per_step, per_ms = between or trends[0] <= REJECTED_Z, between or trends[1] >= -REJECTED_Z
     rate = rates[0] if per_step else rates[1]
     starts = tail_points(count)
     weight = np.add.reduceat(rate, starts)
-    ms, ratios = (np.add.reduceat(rate * each, starts) / weight for each in (length, length / at))
+    ms, ratios = (np.add.reduceat(rate * each, starts) / weight for each in (length, length / T_paused))
     return paused, Pauses(
         ms,
         np.zeros(len(ms)) if fixed else ratios,
@@ -102,10 +102,19 @@ def separate_pauses(steps: Steps, share: float) -> tuple[NDArray[np.bool_], Paus
     )
 
 
-def _growth(length: FloatArray, shortest: FloatArray, at: FloatArray, weights: FloatArray) -> float:
-    """Return z of Cox's score test that rising lengths (k,), each seen above `shortest`, are larger where `at` is."""
+def _count_apart(places: NDArray[np.intp], gap: float) -> int:
+    """Count places (k,) in rising order, leaving out those closer than `gap` to the last counted one."""
+    count, free = 0, 0.0
+    for place in places.tolist():
+        if place >= free:
+            count, free = count + 1, place + gap
+    return count
+
+
+def _growth(length: FloatArray, shortest: FloatArray, T: FloatArray, weights: FloatArray) -> float:
+    """Return z of Cox's score test: are lengths (k,) larger on longer steps T? Each is seen only above `shortest`."""
     chosen = np.unique(np.linspace(0, len(length) - 1, MAX_PAUSES_TESTED).astype(np.int64))
-    length, shortest, x, w = length[chosen], shortest[chosen], np.log(at[chosen]), weights[chosen]
+    length, shortest, x, w = length[chosen], shortest[chosen], np.log(T[chosen]), weights[chosen]
     # At risk at a length: pauses at least as long that would have been seen there.
     risk = (shortest[None, :] < length[:, None]) & (length[None, :] >= length[:, None])
     return -_score(x, w, risk @ np.stack([w, w * x, w * x**2], axis=1))
@@ -121,7 +130,7 @@ def _exposure(length: FloatArray, steps: Steps, hidden: float, power: int) -> Fl
 
 
 def _score(x: FloatArray, w: FloatArray, at_risk: FloatArray) -> float:
-    """Return z of the sum of x (k,) over its mean at risk; at_risk (k, 3): sums of w, w x and w x^2 there."""
+    """Return z: do events lie at larger x (k,) than those at risk? at_risk (k, 3): their sums of w, w x and w x^2."""
     mean, square = at_risk[:, 1] / at_risk[:, 0], at_risk[:, 2] / at_risk[:, 0]
     variance = float(w @ np.maximum(square - mean**2, 0.0))
     return float(w @ (x - mean)) / math.sqrt(variance) if variance > 1e-12 else 0.0

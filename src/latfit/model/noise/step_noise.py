@@ -15,15 +15,15 @@ from latfit.stats import FloatArray, IntArray, distinct
 
 T = TypeVar("T", "Pauses", "Ratios", SizeLevels)
 
-POINTS_PER_DECADE = 250  # the slowest hundred steps are a point each
-JEFFREYS = 0.5  # events added to a count, whose gamma distribution then covers the rate from both sides
+POINTS_PER_DECADE = 250  # of rank; the slowest hundred steps keep a point each
+JEFFREYS = 0.5  # of an event, added to a count (Jeffreys' prior): the rate is then covered from both sides
 
 
 @dataclass(frozen=True, eq=False)
 class Pauses:
-    """Stalls that add to a step of typical time T: Poisson with mean max(per_step, per_ms T), of max(ms, ratio T).
+    """Stalls added to a step of T ms: on average max(per_step, per_ms T) of them, each max(ms, ratio T) long.
 
-    Where the data show neither the kind of length nor of rate, both are above 0, so that the larger counts.
+    Where the data leave the kind of length open, ms and ratio are both set, and where that of the rate, both rates are.
     """
 
     ms: FloatArray  # points (m,) of rising length
@@ -47,7 +47,7 @@ class Pauses:
         return np.asarray(np.maximum(self.per_step, self.per_ms * np.asarray(T)) * (lengths**power @ self.weights))
 
     def drawn(self, rng: np.random.Generator) -> "Pauses":
-        """Return pauses of one kind that the measured ones allow, and one more: longer by an exponential excess."""
+        """Return pauses that the measured ones allow: one kind of length and of rate, and one longer pause more."""
         upper = np.cumsum(self.weights) >= 0.5
         counts = self.independent * self.weights
         total, excesses = counts[upper] @ (self.ms[upper] - self.ms[upper][0]), max(float(counts[upper].sum()) - 1, 1.0)
@@ -57,7 +57,7 @@ class Pauses:
         fixed, of_steps = (rng.random(2) < 0.5).tolist()
         return Pauses(
             np.append(self.ms, longer * self.ms[-1]) * (fixed or self.length_is_known),
-            np.append(self.ratio, longer * self.ratio[-1]) * (not fixed),
+            np.append(self.ratio, longer * self.ratio.max()) * (not fixed),
             weights / weights.sum(),
             more * self.per_step * (of_steps or self.rate_is_known),
             more * self.per_ms * (not of_steps or self.rate_is_known),
@@ -131,14 +131,17 @@ class StepNoise:
         return np.asarray(np.sqrt(variance) / self.mean_ms(T, batches))
 
     def sees(self, share: float) -> bool:
-        """Return whether each group has an independent step beyond a share of its steps."""
+        """Return whether each group has independent steps enough to show this quantile."""
         return min(group.independent for group in self.groups) * (1 - share) >= 1 - 1e-9
 
     def slow_share(self, T: float) -> float:
         """Return the share of the mean square of steps of T ms due to pauses and to the slowest hundredth of F."""
         F = self.pooled
         beyond = np.clip(np.cumsum(F.weights) - 0.99, 0.0, F.weights)
-        paused = 0.0 if self.pauses is None else float(self.pauses.expected(np.array([T]), 2)[0])
+        paused = 0.0
+        if self.pauses is not None:
+            mean, square = (float(self.pauses.expected(np.array([T]), power)[0]) for power in (1, 2))
+            paused = 2 * T * F.mean * mean + mean**2 + square
         return (T**2 * float(beyond @ F.values**2) + paused) / (T**2 * (F.variance + F.mean**2) + paused)
 
     def drawn(self, rng: np.random.Generator) -> "StepNoise":
