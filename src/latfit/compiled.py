@@ -33,7 +33,7 @@ memory: Any = runtime
 
 PACKAGE = Path(__file__).parent
 
-MODULES = ("compiled.py", "model/**/*.py", "policies/*.py", "queueing/sampled.py", "simulation/**/*.py")
+MODULES = ("compiled.py", "histogram.py", "model/**/*.py", "policies/*.py", "queueing/sampled.py", "simulation/**/*.py")
 """Modules with compiled functions, or with constants that these read."""
 
 ONCE = "Compiling once for this machine, which may take half a minute."

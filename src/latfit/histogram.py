@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit.compiled import entry
 from latfit.stats import FloatArray
 
 SHIFT = 43  # low bits of a float64 that a bin drops; nine bits of the fraction stay
@@ -108,12 +109,21 @@ def histogram_of(times: FloatArray) -> Histogram:
     times = times[times == times]
     number = np.maximum(times, LEAST).view(np.int64) >> SHIFT
     first = int(number.min()) if len(number) else 0
-    totals = np.bincount(number - first).astype(np.int64)
-    low, high = np.full(len(totals), np.inf), np.zeros(len(totals))
-    np.minimum.at(low, number - first, times)
-    np.maximum.at(high, number - first, times)
-    mass = np.asarray(np.bincount(number - first, times), dtype=np.float64)
+    bins = int(number.max()) - first + 1 if len(number) else 0
+    totals, low, high, mass = np.zeros(bins, np.int64), np.full(bins, np.inf), np.zeros(bins), np.zeros(bins)
+    _count(times, number, first, (totals, low, high, mass))
     return Histogram(first, totals, np.where(totals > 0, low, 0.0), high, mass)
+
+
+@entry
+def _count(times, number, first, bins):  # type: ignore[no-untyped-def]
+    totals, low, high, mass = bins
+    for i in range(len(times)):
+        k = number[i] - first
+        totals[k] += 1
+        low[k] = min(low[k], times[i])
+        high[k] = max(high[k], times[i])
+        mass[k] += times[i]
 
 
 def pooled(histograms: Sequence[Histogram]) -> Histogram:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,28 @@ def median_interval(samples: FloatArray, level: float = 0.95) -> MedianInterval:
     if below == 0:
         return MedianInterval(median, -math.inf, math.inf)
     return MedianInterval(median, float(ordered[below - 1]), float(ordered[n - below]))
+
+
+def student_quantile(freedom: int, share: float) -> float:
+    """Return a quantile above the median of Student's t; SciPy's `stdtrit` without its import.
+
+    Inverts the distribution function (Abramowitz & Stegun 26.7.3) by bisection; with many degrees of freedom the
+    expansion about the normal quantile (26.7.5).
+    """
+    if freedom > 100:
+        z = NormalDist().inv_cdf(share)
+        return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    low, high, odd = 0.0, math.pi / 2, freedom % 2
+    for _ in range(50):
+        angle = (low + high) / 2
+        cosine, total = math.cos(angle), 0.0
+        term = cosine if odd else 1.0
+        for k in range(2 + odd, freedom + 1, 2):
+            total, term = total + term, term * cosine**2 * (k - 1) / k
+        within = math.sin(angle) * total
+        within = 2 / math.pi * (angle + within) if odd else within
+        low, high = (angle, high) if within < 2 * share - 1 else (low, angle)
+    return math.tan(low) * math.sqrt(freedom)
 
 
 def mad_sigma(residuals: FloatArray, weights: FloatArray | None = None) -> float:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 from scipy import stats as distributions
 
-from latfit.stats import error_metrics, mad_sigma, median_interval, weighted_quantile
+from latfit.stats import error_metrics, mad_sigma, median_interval, student_quantile, weighted_quantile
 
 
 @pytest.mark.parametrize("n", [6, 9, 10, 25, 101, 1000])
@@ -39,6 +39,12 @@ def test_a_weight_is_a_number_of_repeats(rows: list[tuple[float, float, int]]) -
     spelled_out = error_metrics(observed[expand], predicted[expand], np.ones(len(expand)))
     assert weighted == pytest.approx(spelled_out, nan_ok=True)
     assert weighted_quantile(observed, 0.5, repeats) == weighted_quantile(observed[expand], 0.5, np.ones(len(expand)))
+
+
+def test_quantiles_of_students_t_are_those_of_scipy() -> None:
+    for freedom in (1, 2, 3, 4, 7, 19, 60, 101, 100_000):
+        for share in (0.9, 0.975, 0.995):
+            assert student_quantile(freedom, share) == pytest.approx(distributions.t.ppf(share, freedom), rel=1e-5)
 
 
 def test_mad_of_normal_residuals_is_their_standard_deviation() -> None:

@@ -54,8 +54,10 @@ class PathLatency:
         return self.path.fit.limits.of(self.phase).ratios
 
     @cached_property
-    def _vectors(self) -> FloatArray | None:
-        return parameter_draws(self.path.fit)
+    def _drawn_curves(self) -> FloatArray | None:
+        """Typical times (draws, batches) for the fit's parameter draws; None without."""
+        vectors = parameter_draws(self.path.fit)
+        return None if vectors is None else latency_draws(self.path.fit, vectors, **self.steps(self.batches))
 
     @cached_property
     def batches(self) -> FloatArray:
@@ -96,13 +98,13 @@ class PathLatency:
         T, B = self.noisy_ms(B), np.asarray(B, dtype=np.float64)
         return T if self.noise is None else self.noise.mean_ms(T, B)
 
-    def drawn_ms(self, B: FloatArray, rng: np.random.Generator) -> tuple[FloatArray, StepNoise | None]:
-        """Return `noisy_ms` of batches and the noise of a machine that the data allow."""
-        vectors, noise = self._vectors, self.noise
-        curve = self.noisy_ms(B) if noise is None else self.typical_ms(B)
-        if vectors is not None:
-            one = vectors[int(rng.integers(len(vectors)))]
-            curve = latency_draws(self.path.fit, one[None], **self.steps(B))[0]
+    def drawn_ms(self, count: int, rng: np.random.Generator) -> tuple[FloatArray, StepNoise | None]:
+        """Return `noisy_ms` of the first `count` batches and the noise of a machine that the data allow."""
+        B, curves, noise = self.batches[:count], self._drawn_curves, self.noise
+        if curves is not None:
+            curve = curves[int(rng.integers(len(curves))), :count]
+        else:
+            curve = self.noisy_ms(B) if noise is None else self.typical_ms(B)
         if noise is None:
             return curve, None
         drawn = noise.drawn(rng)

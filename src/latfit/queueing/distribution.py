@@ -8,6 +8,7 @@ import numpy as np
 
 from latfit.errors import SlaOutOfReach, refuse
 from latfit.histogram import Histogram, pooled
+from latfit.stats import student_quantile
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +38,7 @@ class ResponseDistribution:
 
     def percentile_interval(self, q: float, level: float = 0.95) -> tuple[float, float]:
         """Return the confidence interval of a percentile in ms; the upper end may be infinite."""
-        from scipy.special import stdtrit
-
-        half = float(stdtrit(len(self.runs) - 1, 0.5 + level / 2)) * self.tail_error(self.percentile(q))
+        half = student_quantile(len(self.runs) - 1, 0.5 + level / 2) * self.tail_error(self.percentile(q))
         return self.percentile(max(q - half, 1e-12)), self.percentile(q + half) if q + half < 1 else math.inf
 
     def tail_error(self, x: float) -> float:

@@ -91,7 +91,7 @@ class Part:
     def drawn(self, seed: int) -> "Part":
         """Return the path with a curve and a noise drawn from what the data allow."""
         rng = np.random.default_rng([seed, *self.path.name.encode()])
-        T, noise = self.latency.drawn_ms(np.arange(1.0, self.times.max_batch + 1), rng)
+        T, noise = self.latency.drawn_ms(self.times.max_batch, rng)
         noise = None if noise is None else noise.up_to(len(T))
         return replace(self, times=measured_times(self.slowdown * T, noise, self.times.fixed_ms))
 

@@ -17,7 +17,7 @@ from latfit.planning.result import BatchRange, TokenRange
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, PREFILL, UNKNOWN
 
-SCANNED = 400  # grid points of the scan
+SCANNED, BETWEEN = 400, 62  # grid points of the scan, and of each search of an end
 SURE = 0.975
 UNBOUNDED = 1 << 40  # above this the search for an upper end stops and the range counts as unbounded
 
@@ -214,9 +214,10 @@ def _find_beyond(at: Curve, limit_ms: float, low: int) -> int:
 def _edge(at: Curve, limit_ms: float, low: int, high: int, *, enters: bool) -> int:
     """Return the first number within the limit in (low, high] (enters), else the last in [low, high)."""
     while high - low > 1:
-        middle = (low + high) // 2
-        inside = _one(at, middle) <= limit_ms
-        low, high = (low, middle) if inside == enters else (middle, high)
+        between = np.unique(np.linspace(low, high, BETWEEN + 2).round()[1:-1])
+        changed = np.flatnonzero((at(between) <= limit_ms) == enters)
+        first = int(changed[0]) if len(changed) else len(between)
+        low, high = ([low, *between.astype(int).tolist(), high][place] for place in (first, first + 1))
     return high if enters else low
 
 

@@ -25,7 +25,7 @@ from latfit.simulation.summary import (
     Interval,
     times_of,
 )
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, student_quantile
 
 MEANS = (
     "throughput_per_s", "output_tokens_per_s", "goodput_per_s", "slo_attainment", "fairness", "useful_share",
@@ -274,8 +274,6 @@ def statistics(times: Sequence[FloatArray]) -> dict[str, Interval]:
 
 def interval_of(times: Sequence[FloatArray], share: float | None = None) -> Interval:
     """Return the mean, or the quantile `share`, of pooled numbers with its interval, NaN for one run."""
-    from scipy.special import stdtrit
-
     together, k = np.concatenate(times), len(times)
     if not len(together):
         return Interval(math.nan, math.nan, math.nan)
@@ -285,7 +283,7 @@ def interval_of(times: Sequence[FloatArray], share: float | None = None) -> Inte
     values = [each if share is None else each <= value for each in times]
     sums, centre = np.array([each.sum() for each in values]), np.concatenate(values).mean()
     errors = (sums - centre * np.array([len(each) for each in times])) / len(together)
-    half = float(stdtrit(k - 1, (1 + LEVEL) / 2)) * math.sqrt(k / (k - 1) * float(errors @ errors))
+    half = student_quantile(k - 1, (1 + LEVEL) / 2) * math.sqrt(k / (k - 1) * float(errors @ errors))
     if share is None:
         return Interval(value, value - half, value + half)
     ends = np.quantile(together, [max(share - half, 0.0), min(share + half, 1.0)])

@@ -16,7 +16,7 @@ from latfit.histogram import Histogram, histogram_of, pooled
 from latfit.records import Number, Record
 from latfit.simulation.policies.replication import Replication
 from latfit.simulation.summary import LEVEL, PERCENTILES, Interval
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, student_quantile
 
 LEAST_BATCHES, BATCHES = 20, 60  # for a standard error
 EXCEEDANCES = 100  # requests beyond a percentile in each batch, at least
@@ -151,10 +151,8 @@ class BatchErrors(Record, frozen=True):
 
     def half_width(self) -> tuple[float, int]:
         """Return half of the interval in the unit of the errors, and the number of batches."""
-        from scipy.special import stdtrit
-
         error, batches = self.standard_error()
-        return float(stdtrit(batches - 1, 0.5 + LEVEL / 2)) * error if batches > 1 else math.nan, batches
+        return student_quantile(batches - 1, 0.5 + LEVEL / 2) * error if batches > 1 else math.nan, batches
 
 
 @dataclass(frozen=True)
