@@ -1,8 +1,4 @@
-"""Settings of serving engines from a fit, without a sweep. Rules: docs/concepts/plans.md.
-
-Engines that batch step by step get limits of a step: steps in which requests decode keep TPOT, a prompt's chunks add up
-to TTFT. Engines that batch whole requests get the largest batch within the SLA.
-"""
+"""Settings of serving engines from a fit, without a sweep. Rules: docs/concepts/plans.md."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,14 +75,13 @@ class _Engine:
     prompt: float
 
     def decode_ms(self, D: FloatArray) -> FloatArray:
-        """Return the times (n,) of steps with D (n,) decoding requests."""
         none = np.zeros_like(D)
         cached = {} if self.context is None else {"context_tokens": D * self.context, "prefill_context_tokens": none}
         steps = {"B": D, "S": D, "prefill_requests": none, "prefill_tokens": none, **cached}
         return self.factors[DECODE] * self.path.fit.latency_ms(**steps)
 
     def slowest_ms(self, D: FloatArray, budget: int) -> FloatArray:
-        """Return the slowest step (n,) of `budget` tokens in which up to D - 1 (n,) requests decode."""
+        """Return the slowest step (n,) of `budget` tokens beside up to D - 1 (n,) decoding requests."""
         decoding = np.linspace(np.minimum(1, D - 1), D - 1, SAMPLED_BATCHES).round().ravel()
         tokens = budget - decoding
         # Prompts follow each other, so at most one is continued: the last chunk of a long prompt, or the rest of one.
@@ -96,7 +91,7 @@ class _Engine:
         return np.asarray(times.reshape(SAMPLED_BATCHES, -1).max(axis=0))
 
     def first_token_ms(self, D: int, chunk: int) -> float:
-        """Return the time of a whole prompt in chunks beside D - 1 decoding requests, without waiting."""
+        """Return the time of a whole prompt in chunks beside D - 1 decoding requests."""
         # Each chunk reads those before it: the mean of the first and the last is taken, at most too much.
         tokens = np.full(2, min(float(chunk), self.prompt))
         history = np.array([0.0, self.prompt - tokens[1]])
@@ -104,7 +99,6 @@ class _Engine:
         return float(np.ceil(self.prompt / chunk) * times.mean())
 
     def _prefill_ms(self, D: FloatArray, P: FloatArray, history: FloatArray, prompts: FloatArray) -> FloatArray:
-        """Return the times (n,) of D decoding requests and P tokens of prompts behind `history` cached ones."""
         steps = {"B": D + prompts, "S": D + P, "prefill_requests": prompts, "prefill_tokens": P}
         if self.path.fit.reads_context:
             each = self.path.fit.typical.get(CONTEXT, 0.0) if self.context is None else self.context
@@ -114,7 +108,7 @@ class _Engine:
 
 
 def prices_tokens(path: ExecutionPath) -> bool:
-    """Return whether the path has a cost per token; nominal numbers may lack it."""
+    """Return whether the path has a cost per token."""
     return path.nominal is None or path.nominal.per_token_ms > 0
 
 
@@ -126,11 +120,10 @@ def engine_settings(
     context: float | None = None,
     max_batch: int | None = None,
 ) -> Settings | Unknown:
-    """Choose the sequences and the token budget that keep TPOT and TTFT at a percentile of steps.
+    """Choose the sequences and the token budget that keep TPOT (the SLA if not given) and TTFT.
 
-    The SLA stands for a missing TPOT, the largest measured batch for a missing max_batch. With a TTFT the choice with
-    the most sequences is taken, else the knee: the largest product of decoding requests and prefill tokens. Without
-    measured prefill there is no token budget.
+    With a TTFT the choice with the most sequences is taken, else the knee: the largest product of decoding requests and
+    prefill tokens. Without measured prefill there is no token budget.
     """
     if not prices_tokens(path):
         return Unknown(f"{path.label} names no cost per token (per_token=1us), so prompts would look free")
@@ -193,7 +186,6 @@ def engine_settings(
 def _most_sequences(
     engine: _Engine, budget: int, most: int, tpot: float, serving: ServingTargets
 ) -> EngineChoice | None:
-    """Return the choice with the most sequences, up to `most`, that keeps both targets."""
     tried = np.array([*_fewer(most)], dtype=np.float64)
     within = tried[engine.slowest_ms(tried, budget) <= tpot].astype(int).tolist() if len(tried) else []
     limit = serving.ttft_ms or np.inf
@@ -206,7 +198,7 @@ def _most_sequences(
 
 
 def _fewer(most: int) -> Iterator[int]:
-    """Yield multiples of large powers of two from `most` down to 2, each about ROUNDING below the last."""
+    """Yield multiples of large powers of two from `most` down, each about ROUNDING below the last."""
     D = most
     while D >= 2:
         rounded = next(D >> k << k for k in range(D.bit_length(), -1, -1) if D >> k << k >= (1 - ROUNDING) * D)
@@ -215,7 +207,6 @@ def _fewer(most: int) -> Iterator[int]:
 
 
 def _shown(choices: Sequence[EngineChoice], best: EngineChoice) -> tuple[EngineChoice, ...]:
-    """Return up to MAX_CHOICES Pareto-optimal choices around the best."""
 
     def beats(other: EngineChoice, each: EngineChoice) -> bool:
         more, sooner = other.max_num_seqs - each.max_num_seqs, each.ttft_ms * (1 + SAME_TTFT) - other.ttft_ms

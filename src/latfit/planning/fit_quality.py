@@ -14,7 +14,7 @@ NOMINAL = "nominal"
 
 
 class FitQuality(Record, frozen=True):
-    """Step costs of a plan: mean error on unseen steps (None: not measured), path, facts of the trace."""
+    """Step costs of a plan. error_pct: mean on unseen steps; None: not measured."""
 
     name: str = field(name="fit")
     model: str
@@ -29,7 +29,6 @@ class FitQuality(Record, frozen=True):
 
     @property
     def label(self) -> str | None:
-        """The path as strategies name it."""
         return self.path and path_label(self.path, nominal=self.model == NOMINAL)
 
     @property
@@ -42,7 +41,6 @@ class FitQuality(Record, frozen=True):
 
 
 def quality_of(name: str, fit: FitResult, path: str = "") -> FitQuality:
-    """Return the cross-validated error of a fit."""
     errors = fit.cross_validation.errors
     by_phase = dict(errors.by_phase) if errors and errors.by_phase else {}
     system = dict(fitted_identity(fit))
@@ -50,14 +48,13 @@ def quality_of(name: str, fit: FitResult, path: str = "") -> FitQuality:
 
 
 def quality_of_path(path: ExecutionPath) -> FitQuality:
-    """Return the error of a path; nominal numbers have none."""
     if path.nominal is not None:
         return FitQuality(path.nominal.text, NOMINAL, None, {}, path.name)
     return quality_of(trace_name(path.fit), path.fit, path.name)
 
 
 def trace_name(fit: FitResult) -> str:
-    """Return the name of a fit's file without its folder, and how many more there are."""
+    """Return the name of a fit's file, and how many more there are."""
     names = fit.data.sources or (fit.data.source or "fit").split(", ")
     first = Path(names[0]).name
     return first if len(names) == 1 else f"{first} and {len(names) - 1} more"

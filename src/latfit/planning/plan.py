@@ -1,8 +1,4 @@
-"""The plan for an SLA from a hardware profile.
-
-Without a rate the SLA is of a step: which steps meet it, from which batch the GPU pays, which settings follow. With a
-rate it is of a response: strategy, T_cut, capacity.
-"""
+"""The plan for an SLA of steps, or with a rate of responses, from a hardware profile."""
 
 import math
 from collections.abc import Mapping
@@ -40,10 +36,9 @@ def make_plan(
     tokens_per_request: int = 1,
     request: PlanRequest | None = None,
 ) -> Plan:
-    """Decide for an SLA in ms, met by `percentile` percent of the steps, or of the responses where a rate is given.
+    """Decide for an SLA in ms, met by `percentile` percent of the steps, or of the responses.
 
-    tokens_per_request: tokens that a request adds to a step. An infeasible plan says what would make it feasible.
-    Raises BadInput, WrongUsage.
+    tokens_per_request: tokens that a request adds to a step. Raises BadInput, WrongUsage.
     """
     request = request or PlanRequest()
     _check(profile, sla_ms, percentile, tokens_per_request)
@@ -146,7 +141,6 @@ def _plan_steps(
 def _step_answer(
     sla_ms: float, rows: list[TokenRange], levels: Mapping[str, StepLevels], profile: HardwareProfile
 ) -> tuple[str, str]:
-    """Return the largest steps in a sentence, and what limits them."""
     largest = max((row for row in rows if row.S_max is not None), key=lambda row: row.S_max or 0, default=None)
     if largest is None:
         return f"Every step meets {format_ms(sla_ms)}.", "nothing: the model has no cost that grows with tokens"
@@ -165,7 +159,6 @@ def _step_answer(
 
 
 def _without_paths(profile: HardwareProfile, gpu: PathLatency | None) -> Threshold:
-    """Return a threshold that the paths do not determine, with the path to add."""
     absent = "gpu" if gpu is None else "amx or cpu"
     here = f"needs two execution paths; this profile has {', '.join(profile.paths)}"
     reason = f"{here}, add {absent} with `latfit fit TRACE --path ...` or `latfit hardware add`"
@@ -175,7 +168,6 @@ def _without_paths(profile: HardwareProfile, gpu: PathLatency | None) -> Thresho
 def _path_messages(
     profile: HardwareProfile, levels: Mapping[str, StepLevels], percentile: float, request: PlanRequest
 ) -> list[Message]:
-    """Return assumptions about the paths, and what their fits leave open."""
     found = []
     for name, path in profile.paths.items():
         level, time = levels[name], str(path.fit.data.more.get("time"))

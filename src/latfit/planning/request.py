@@ -24,13 +24,12 @@ class Objective:
             )
 
     def of(self, p99_ms: float, mean_ms: float, rate: float) -> float:
-        """Return the cost of an operating point; rate per ms."""
         return self.p99 * p99_ms + self.mean * mean_ms - self.throughput * rate * 1e3
 
 
 @dataclass(frozen=True)
 class Load:
-    """Rates per ms (n,) of windows of `window_ms`, and arrivals within a window. notes: how it was read."""
+    """Rates per ms (n,) of windows of `window_ms`, and arrivals within a window."""
 
     rates: FloatArray
     window_ms: float
@@ -45,8 +44,6 @@ class Load:
 
 @dataclass(frozen=True)
 class ServingTargets:
-    """Limits in ms of the first token of a prompt, and of the time between tokens."""
-
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     prompt_tokens: int = 512
@@ -57,7 +54,7 @@ class PlanRequest:
     """Everything optional about a plan.
 
     rate: requests per ms, for all replicas. context: cached tokens of a request. max_batch: of the GPU. transfer_ms,
-    wait_ms: before the GPU begins; wait None: as the rate makes it. laws_only: no noise and Poisson arrivals.
+    wait_ms: before the GPU begins. laws_only: no noise and Poisson arrivals.
     """
 
     rate: float | None = None

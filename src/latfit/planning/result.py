@@ -34,9 +34,9 @@ class Reach(Enum):
 
 
 class Threshold(Record, frozen=True):
-    """A number from which something holds; None with the reason where it never holds.
+    """A number from which something holds; None where it never does.
 
-    wins: ranges (first, last) for which it holds. interval, never_share: 95 %, and never, over the fits' draws.
+    wins: ranges (first, last). interval, never_share: 95 %, and never, over the fits' draws.
     """
 
     value: int | None
@@ -49,8 +49,6 @@ class Threshold(Record, frozen=True):
 
 @dataclass(frozen=True)
 class Unknown:
-    """A quantity that the plan cannot give, with the reason."""
-
     reason: str
     value: None = None
 
@@ -58,7 +56,7 @@ class Unknown:
 class TokenRange(Record, frozen=True):
     """At B requests a step of S_min to S_max tokens (None: any number) meets the SLA.
 
-    extrapolated: an end was not measured. S_promised: up to here 97.5 % of the fit's draws meet the SLA.
+    S_promised: up to here 97.5 % of the fit's draws meet the SLA.
     """
 
     path: str
@@ -80,8 +78,8 @@ class BatchRange(Record, frozen=True):
 class Cutoff(Record, frozen=True):
     """How long a request may wait for the GPU before it goes to the CPU's queue.
 
-    value: T_cut in ms, None if none meets the SLA. ranges: feasible T_cut, and bounds_ms: the percentile at `value`,
-    else at `safest_ms`, by method.
+    value: T_cut in ms, None if none meets the SLA. ranges: feasible T_cut. bounds_ms: the percentile at `value`, else
+    at `safest_ms`.
     """
 
     value: float | None
@@ -100,7 +98,6 @@ class Cutoff(Record, frozen=True):
 
     @property
     def shown_ms(self) -> float:
-        """Return the T_cut that the other numbers are for."""
         return self.safest_ms if self.value is None else self.value
 
 
@@ -129,7 +126,7 @@ class Strategy:
 
 
 class Alternative(Record, frozen=True, kw_only=True):
-    """A strategy at the plan's rate, and why it was selected or not. None where the load is unstable.
+    """A strategy at the plan's rate. None where the load is unstable.
 
     margin: to the SLA, as a share of it. sustainable_per_s, feasible_per_s: highest rate, and ranges, that meet it.
     """
@@ -161,7 +158,7 @@ class Alternative(Record, frozen=True, kw_only=True):
 class Capacity(Record, frozen=True):
     """Load of the best strategy on one replica.
 
-    sustainable: by the fit; promised: also at the slow end of what the data leave open. replicas: for the whole rate.
+    promised: also at the slow end of what the data leave open. replicas: for the whole rate.
     """
 
     system: str
@@ -179,8 +176,6 @@ class Capacity(Record, frozen=True):
 
 
 class Change(Record, frozen=True):
-    """Effect of a change of the machine or the load."""
-
     change: str
     B1: int | None
     percentile_ms: float | None
@@ -189,10 +184,7 @@ class Change(Record, frozen=True):
 
 
 class EngineChoice(Record, frozen=True):
-    """A choice of sequences and token budget.
-
-    chunk_tokens: prefill tokens of a step in which all other sequences decode. ttft_ms: without waiting.
-    """
+    """A choice of sequences and budget. chunk_tokens: prefill tokens beside all other sequences."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -205,7 +197,7 @@ class Settings(Record, frozen=True):
     """Limits for a serving engine, from the fit of `path`.
 
     max_num_batched_tokens, chunk_tokens: None if no such steps were measured. min_num_batched_tokens: the fewest that
-    keep TTFT. ttft_ms, tpot_ms: at the plan's percentile of steps, without waiting.
+    keep TTFT. ttft_ms, tpot_ms: without waiting.
     """
 
     path: str
@@ -223,8 +215,6 @@ class Settings(Record, frozen=True):
 
 
 class Doubt(Record, frozen=True):
-    """A step with its chance to meet the SLA, and its 95 % interval."""
-
     path: str
     B: int
     S: int
@@ -244,9 +234,8 @@ UNKNOWABLE = ("capacity", "T_cut_ms", "B1_at_rate", "settings")
 class Plan(Record, frozen=True, kw_only=True):
     """What to do under an SLA: for steps, and for a load if there is one.
 
-    percentile: of steps, or with a rate of responses; None for the typical step. capacity, T_cut, B1_at_rate, settings:
-    None if `unknown` has the reason. B1_idle: without the wait at the GPU. engines: settings of `engines_path` by
-    engine.
+    percentile: None for the typical step. capacity, T_cut, B1_at_rate, settings: None if `unknown` has the reason.
+    B1_idle: without the wait at the GPU. engines: settings of `engines_path` by engine.
     """
 
     what: ClassVar[str] = "plan"
@@ -304,7 +293,6 @@ class Plan(Record, frozen=True, kw_only=True):
 
     @property
     def B1(self) -> Threshold:
-        """With the wait at the GPU where there is a rate."""
         return self.B1_at_rate or self.B1_idle
 
     @property

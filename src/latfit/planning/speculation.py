@@ -1,7 +1,7 @@
 """From which batch speculative decoding stops paying.
 
 A request that drafts k tokens, each accepted with probability a if the one before was, generates 1 + a + ... + a^k
-tokens per step. Drafting pays while that exceeds the ratio of the step times.
+tokens per step.
 """
 
 import math
@@ -21,8 +21,6 @@ MAX_BATCH = 4096  # batches that are looked at
 
 
 class SpeculationRow(Record, frozen=True, kw_only=True):
-    """A batch: step times, tokens/s of one request, and the speed-up of drafting with its 95 % interval."""
-
     B: int
     step_ms: Number
     draft_step_ms: Number
@@ -36,7 +34,7 @@ class SpeculationPlan(Record, frozen=True, kw_only=True):
     """What drafting is worth by batch.
 
     tokens_per_step: of one request. stops_at: smallest batch from which on drafting is slower; None if it pays at
-    `largest_batch`. stops_interval: 95 %; an end that is not a number lies beyond it.
+    `largest_batch`. stops_interval: an end that is not a number lies beyond it.
     """
 
     draft_tokens: int
@@ -62,7 +60,7 @@ def plan_speculation(
     """Compare decode steps of B tokens with steps of B (1 + k) tokens that also take k times `draft_ms`.
 
     with_drafts: fit of steps with drafts, or `fit`. acceptance: probability and its standard error. context: cached
-    tokens of a request; None for the fit's median. Returns None if no such batch was measured.
+    tokens of a request. Returns None if no such batch was measured.
     """
     low = max(1, *(math.ceil(each.domain["B"][0]) for each in (fit, with_drafts)))
     high = min(fit.domain["B"][1], with_drafts.domain["B"][1], with_drafts.domain["S"][1] / (1 + k), fit.domain["S"][1])

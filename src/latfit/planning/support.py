@@ -46,7 +46,6 @@ def doubtful_steps(path: ExecutionPath, sla_ms: float, percentile: float) -> lis
 
 
 def inherited(paths: Sequence[ExecutionPath]) -> list[Message]:
-    """Return the fits' warnings with the name of their path."""
     told = [warning.about(path.name) for path in paths for warning in path.fit.warnings if warning.code in REPEATED]
     kernels = [path.name for path in paths if path.fit.data.more.get("host_time") == "none"]
     return [*told, *(message("no_host_time", path=name) for name in kernels)]
@@ -71,14 +70,13 @@ def why_unsupported(plan: Plan, path: ExecutionPath) -> Iterator[Message]:
 
 
 def how_far(path: ExecutionPath, step: TokenRange) -> str:
-    """Describe how far the largest step of a range lies beyond the measured B or S; empty if inside."""
+    """Describe how far the largest step of a range lies beyond the measured ones; empty if inside."""
     if step.S_max is None:
         return f"S without an end, measured up to {path.fit.domain['S'][1]:,.0f}"
     return path.fit.farthest(np.array([float(step.B)]), np.array([float(step.S_max)]))
 
 
 def outside(paths: Iterable[ExecutionPath], tokens: float, context: float | None) -> list[Message]:
-    """Return messages on batches of a load that lie outside the measurements."""
     told = [PathLatency(path, tokens, context).outside for path in paths]
     return [message("outside_measured", what=text) for text in told if text]
 

@@ -1,7 +1,6 @@
 """The verdict of a plan, from the probability that its limits are met.
 
-The tightest figure is log-normal about its estimate, each side by its own end of the 95 % interval. So a limit is met
-with 97.5 % or more exactly if it lies beyond the interval.
+The tightest figure is log-normal about its estimate, each side by its own end of the 95 % interval.
 """
 
 import math

@@ -1,8 +1,6 @@
-"""Simulate a running engine with one setting changed, under the load of its readings.
+"""Simulate a running engine with one setting changed: docs/theory/planning.md, "What-if on a running engine".
 
-Arrivals are Poisson at the measured rate, lengths from the server's histograms, step costs from a fit at the measured
-speed. Advice is given only if the readings' own window is simulated correctly. Assumptions: docs/theory/planning.md,
-"What-if on a running engine".
+Advice is given only if the readings' own window is simulated correctly.
 """
 
 import math
@@ -68,7 +66,6 @@ class Outcome:
         return float(ends[0]), float(ends[1])
 
     def compared(self, now: "Outcome") -> str:
-        """Describe the change from the current engine."""
 
         def shown(ms: float) -> str:
             return "growing" if ms == math.inf else format_ms(ms)
@@ -112,10 +109,7 @@ FIGURES = (*TTFT, "tpot_ms", "tpot_p99_ms", "tokens_per_s", "meets")
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """An engine with the costs of a fit.
-
-    unmeasured: which costs the fit has no data on. impossible: why its sequence limit must be wrong, else empty.
-    """
+    """An engine with the costs of a fit. impossible: why its sequence limit must be wrong, else empty."""
 
     costs: StepCosts
     setup: EngineSetup
@@ -160,7 +154,6 @@ class WhatIf:
 
     @cached_property
     def checks(self) -> list[Check]:
-        """Measured means, compared with simulations of the same window."""
         return [] if self.load is None else check_window(self.readings, self.engine.settings, self.costs_now, self.seed)
 
     @property
@@ -202,7 +195,6 @@ class WhatIf:
 
     @property
     def rate_per_ms(self) -> float:
-        """Arrival rate per engine."""
         return self.seen.arrived / self.seen.seconds / 1e3 / self.seen.last.engines
 
     @cached_property
@@ -232,7 +224,6 @@ class WhatIf:
 
     @cached_property
     def stalls(self) -> Stalls | None:
-        """Stalls by long prompts beside the most requests that ran; None if the token budget is not known."""
         if self.load is None or not self.engine.setup.is_known("max_num_batched_tokens"):
             return None
         fit = self.engine.fits[-1] if self.engine.fits else None
@@ -285,7 +276,6 @@ class WhatIf:
         return bool(found["carried"] and limits)
 
     def _outcome(self, name: str, value: float, settings: EngineSettings) -> Outcome:
-        """Simulate settings on common random numbers."""
         found = []
         for stream in np.random.default_rng([self.seed, 1]).spawn(REPLICATIONS):
             rate = self.rate_per_ms * stream.gamma(self.seen.arrived) / self.seen.arrived
@@ -298,7 +288,6 @@ class WhatIf:
         return Outcome(name, value, {name: np.array([each[name] for each in found]) for name in found[0]})
 
     def _figures(self, run: EngineRun) -> dict[str, float]:
-        """Return the figures of one replication after its warm-up."""
         n = len(run.requests)
         counted = np.arange(n) >= WARM_UP * n
         ttft, tpot = run.ttft_ms[counted], run.tpot_ms[counted]

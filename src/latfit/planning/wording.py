@@ -31,7 +31,6 @@ def describe_wins(winner: str, reach: Reach, stretches: Sequence[tuple[int, int]
 def describe_choice(
     late: float | None, sla_ms: float, *, unstable_from: float | None, missed: bool, chosen: bool
 ) -> str:
-    """Say why a strategy with a percentile (None: overloaded) was selected or not. unstable_from: rate per ms."""
     if late is None:
         if unstable_from is None:
             return "overloaded, or too near its limit to be computed"
@@ -42,7 +41,6 @@ def describe_choice(
 
 
 def describe_limit(row: Alternative) -> str:
-    """Say what ends the growth of a strategy's load: the SLA, or stability."""
     if row.sustainable_per_s is None:
         return "the SLA: even an idle machine misses it"
     limit = row.rate_limit_per_s or math.inf
@@ -138,7 +136,6 @@ def few_pauses(label: str, noise: StepNoise, T: float, fewest: int = MIN_PAUSES)
 
 
 def unclear_pauses(label: str, pauses: Pauses | None) -> list[Message]:
-    """Return which kind of pause the data do not show."""
     if pauses is None or (pauses.length_is_known and pauses.rate_is_known):
         return []
     questions = [

@@ -1,7 +1,6 @@
 """Many simulations on all cores or on a Dask cluster, into one Parquet file.
 
-Each point has its own seed, so the table is the same whatever the number of workers. A resumed sweep takes over points
-with the same key.
+Each point has its own seed, so the table is the same whatever the number of workers.
 """
 
 import hashlib
@@ -44,8 +43,6 @@ and the `document()` from which the point's `restored(document)` makes it again.
 
 @dataclass(frozen=True)
 class Running:
-    """How a sweep runs. workers: None for one a core. scheduler: address of a Dask cluster, else workers here."""
-
     workers: int | None = None
     backend: str = "local"
     scheduler: str | None = None
@@ -107,14 +104,12 @@ def simulate_points(
 
 
 def run_point(point: SweepPoint, threads: int = 1, begun: Callable[[float], None] | None = None) -> Any:
-    """Run a point, as a function that workers can be sent."""
     return point.run(threads, begun)
 
 
 def _simulated(
     points: Sequence[SweepPoint], left: Sequence[int], running: Running, begun: Callable[[int, float], None]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield points as they finish; `begun` gets a point that runs here and the share of it that is done."""
     if running.backend == "dask":
         tasks = {i: (run_point, points[i]) for i in left}
         yield from run_on_dask(tasks, running.scheduler, running.workers)
@@ -144,7 +139,6 @@ def _save(rows: Mapping[int, Row], out: Path | None) -> None:
 
 
 def _resumed(points: Sequence[SweepPoint], keys: Sequence[str], out: Path) -> dict[int, tuple[Row, Any]]:
-    """Return the rows and results of the points that a file holds. Raises BadInput for another file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -161,7 +155,6 @@ def _resumed(points: Sequence[SweepPoint], keys: Sequence[str], out: Path) -> di
 
 
 def digest(*values: Any) -> str:
-    """Return a key of all that the values hold."""
     found = hashlib.sha256(f"latfit {__version__}".encode())
     for part in _parts(values):
         found.update(part)

@@ -1,8 +1,4 @@
-"""Claims of the literature on batching policies, tested on one machine: all policies at ten loads.
-
-A p99 limit of SLA_FACTOR × T(1) determines the capacity of each policy. Settings: docs/theory/simulation.md, "Settings
-of the study".
-"""
+"""Claims of the literature on batching policies: docs/theory/simulation.md, "Settings of the study"."""
 
 import math
 from collections.abc import Sequence
@@ -38,7 +34,6 @@ def study_points(system: System, options: Options, solve: Solve) -> list[Point]:
 
 
 def findings(runs: Sequence[SimResult], limit_ms: float) -> list[tuple[str, str]]:
-    """Return the claims of the literature, each with the result of these runs under a limit on p99."""
     best = best_runs(runs)
     names = list(dict.fromkeys(run.policy for run in runs))
     capacity = {name: capacity_of(best, name, limit_ms) for name in names}
@@ -74,7 +69,6 @@ def findings(runs: Sequence[SimResult], limit_ms: float) -> list[tuple[str, str]
 
 
 def best_runs(runs: Sequence[SimResult]) -> dict[tuple[str, float], SimResult]:
-    """Return the stable run with the lowest p99 by policy and rate."""
     found: dict[tuple[str, float], SimResult] = {}
     for run in runs:
         key = (run.policy, run.rate_per_s)

@@ -28,8 +28,6 @@ class Interval:
 
 
 class ClassOutcome(Record, frozen=True):
-    """One class of requests: times in ms by statistic, and the share within their limits."""
-
     name: str = field(name="class")
     requests: int
     ttft: dict[str, Number] = field(name="ttft_ms")
@@ -39,8 +37,6 @@ class ClassOutcome(Record, frozen=True):
 
 
 class Confidence(Record, frozen=True):
-    """95 % intervals of statistics; None where the runs show none."""
-
     mean: tuple[Number, Number] | None
     p50: tuple[Number, Number] | None
     p90: tuple[Number, Number] | None

@@ -1,4 +1,4 @@
-"""Searches over rates and T_cut on common random numbers. Theory: docs/theory/planning.md.
+"""Searches over rates and T_cut on common random numbers.
 
 Short runs scan a grid and bisect its ends. Reported ends are lowered until a long run confirms them, so that a plan at
 the capacity is feasible.
@@ -49,8 +49,7 @@ BACKOFF = (1.0, 0.99, 0.98, 0.96, 0.92, 0.85)  # of the largest T_cut of short r
 def feasible_rates(machine: Machine, strategy: Strategy, target: Target, start: float = 0.0) -> list[RateRange]:
     """Return the ranges of the rate per ms that meet the target; one from 0 has no lower end.
 
-    There may be several where larger batches are quicker. With a T_cut the best one at each rate counts, from the
-    feasible rate `start` on.
+    With a T_cut the best one at each rate counts, from the feasible rate `start` on.
     """
     limit = machine.rate_limit(strategy)
     top, lowest = HEAVIEST * limit, LIGHTEST * limit
@@ -90,7 +89,6 @@ def cutoff_at(machine: Machine, rate: float, target: Target, effort: Effort) -> 
 
 
 def likely_cutoffs(machine: Machine, rate: float, target: Target) -> Iterator[float]:
-    """Yield T_cut near the largest that leaves time for the next batch, then shares of the SLA."""
     gpu = machine.main
     spare = target.sla_ms - gpu.mean_ms
     if spare > 0:
@@ -122,7 +120,6 @@ def confirm_end(machine: Machine, strategy: Strategy, target: Target, ends: Rate
 
 
 def is_surely_met(law: ResponseDistribution | None, target: Target) -> bool:
-    """Return whether the upper end of the simulation's interval is within the SLA."""
     return law is not None and law.percentile_interval(target.q)[1] <= target.sla_ms * (1 + ROUNDING)
 
 
@@ -133,13 +130,12 @@ def range_of(ranges: Sequence[RateRange], rate: float) -> RateRange:
 
 
 def replicas_within(ranges: Sequence[RateRange], rate: float) -> int | None:
-    """Return the fewest replicas among which a rate meets the target; None if no number does."""
+    """Return the fewest replicas among which a rate meets the target."""
     counts = [(replicas_for(rate, high), low) for low, high in ranges]
     return min((count for count, low in counts if rate / count >= low), default=None)
 
 
 def capacity_of(row: Alternative, request: PlanRequest, promised_per_s: float | None) -> Capacity | None:
-    """Return the capacity of a strategy; None if it meets the target at no rate."""
     if row.sustainable_per_s is None or request.rate_each is None:
         return None
     rate_per_s = request.rate_each * 1e3
@@ -163,7 +159,7 @@ def capacity_of(row: Alternative, request: PlanRequest, promised_per_s: float | 
 
 
 def plan_cutoff(machine: Machine, rate: float, target: Target, objective: Objective | None = None) -> Cutoff | None:
-    """Return the largest T_cut that a long run confirms, or the best for an objective; None if all are unstable."""
+    """Return the largest T_cut that a long run confirms, or the best for an objective; None if unstable."""
     gpu, cpu = machine.parts
 
     @cache

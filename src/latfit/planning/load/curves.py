@@ -26,7 +26,6 @@ class Line:
 
 
 def latency_lines(profile: HardwareProfile, tokens: int, context: float | None = None) -> list[Line]:
-    """Return typical latency over the batch for every path."""
     lines = []
     for path in profile.paths.values():
         latency = PathLatency(path, tokens, context)

@@ -1,7 +1,7 @@
 """Plan a load: strategy, T_cut, capacity, and how sure they are.
 
-All strategies are simulated on the same random numbers. Of those that meet the SLA the one with the least objective,
-else percentile, is selected; of two within a thousandth, the first listed.
+Of the strategies that meet the SLA the one with the least objective, else percentile, is selected; of two within a
+thousandth, the first listed.
 """
 
 import math
@@ -68,7 +68,6 @@ class LoadPlanner:
     request: PlanRequest
 
     def plan(self, plan: Plan) -> tuple[Plan, list[Message]]:
-        """Return the plan of steps with how to serve the rate, and messages."""
         two_paths, cutoff = len(self.machine.parts) == 2, None
         if two_paths:
             cutoff = plan_cutoff(self.machine, self.rate, self.target, self.request.objective)
@@ -209,7 +208,6 @@ class LoadPlanner:
         return structs.replace(idle, reason=waits)
 
     def sensitivity(self, shown: Candidate) -> list[Change]:
-        """Return the effect of a path a tenth faster, and of a doubled rate."""
         machine = self.machine
         rows = [self.change("as it is", machine, shown, self.rate)]
         for part in reversed(machine.parts):
@@ -231,7 +229,6 @@ class LoadPlanner:
         return Change(label, self.first_batch(machine, rate), late, highest * 1e3 if highest > 0 else None, needed)
 
     def first_batch(self, machine: Machine, rate: float) -> int | None:
-        """Return B1 on a changed machine; None if no batch is worth the wait."""
         if len(machine.parts) < 2:
             return None
         gpu, cpu = machine.parts
@@ -283,7 +280,6 @@ class LoadPlanner:
 def plan_load(
     plan: Plan, profile: HardwareProfile, request: PlanRequest, percentile: float
 ) -> tuple[Plan, list[Message]]:
-    """Add to a plan of steps how to serve the requested rate for `percentile` percent of the responses."""
     rate = request.rate_each
     assert rate is not None
     target = Target(plan.sla_ms, percentile / 100, plan.tokens_per_request)

@@ -4,8 +4,6 @@
 - PATH, amortised batches: it waits for B requests, B by the amortised rule at the rate;
 - CPU, one at a time;
 - GPU + CPU: a request that has waited for T_cut may go to the CPU.
-
-Steps have the measured noise. A nominal path takes T(b), and one request at a time an exponential time.
 """
 
 import math
@@ -84,7 +82,6 @@ class Part:
         return replace(self.times, max_batch=self.times.best_batch())
 
     def scaled(self, factor: float) -> "Part":
-        """Return the path with steps that take `factor` times as long."""
         times = replace(self.times, at=lambda b: factor * self.times.at(b))
         return replace(self, times=times, slowdown=factor * self.slowdown)
 
@@ -125,14 +122,12 @@ class Machine:
         return replace(self, cpu=cpu, gpu=gpu, arrivals=self.arrivals.drawn(np.random.default_rng(seed)))
 
     def rate_limit(self, strategy: Strategy) -> float:
-        """Return the rate per ms from which a strategy is unstable."""
         main = self.parts_of(strategy)[0]
         if strategy.kind is Kind.CUTOFF:
             return main.times.rate_limit() + 1 / self.parts_of(strategy)[1].mean_ms
         return 1 / main.mean_ms if strategy.kind is Kind.ONE_AT_A_TIME else main.best_times.rate_limit()
 
     def price_per_hour(self, strategy: Strategy) -> float | None:
-        """Return the price of a strategy's paths; None where one has no price."""
         prices = [part.path.price_per_hour for part in self.parts_of(strategy)]
         return None if None in prices else sum(price for price in prices if price is not None)
 
@@ -179,7 +174,7 @@ def _service_path(part: Part, largest: int, *, exponential: bool = False) -> Ser
 
 
 def amortised_batch(part: Part, rate: float) -> int:
-    """Return the batch at which the amortised rule stops waiting, at a rate per ms."""
+    """Return the batch at which the amortised rule stops waiting."""
     largest = min(part.best_times.max_batch, MAX_AMORTISED_BATCH)
     return stopping_batch("amortised", part.best_times.table(1, largest).tolist(), rate)
 

@@ -1,7 +1,6 @@
-"""Uncertainty of a percentile: from the simulation, the measured steps and the fitted curve.
+"""Uncertainty of a percentile, from DRAWS machines (curve, noise and recording redrawn).
 
-The percentile is simulated for DRAWS machines (curve, noise and recording redrawn) on common random numbers. The 95 %
-interval of the ratios is joined with that of the simulation, in logarithms at right angles.
+The 95 % interval of the ratios is joined with that of the simulation, in logarithms at right angles.
 """
 
 import math
@@ -31,10 +30,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class PercentileEstimate:
-    """A percentile of the response with its 95 % interval; an end is None where there is none.
-
-    doubts: why it is not confirmed. slowest: seeds of the drawn machines, the slowest first.
-    """
+    """A percentile of the response. interval: 95 %. slowest: seeds of the drawn machines, the slowest first."""
 
     percentile_ms: float
     interval: Interval
@@ -42,7 +38,6 @@ class PercentileEstimate:
     slowest: tuple[int, ...] = ()
 
     def probability(self, sla_ms: float) -> float | None:
-        """Return the probability that the percentile is within the SLA; None if its interval is open."""
         return probability_within(self.percentile_ms, *self.interval, sla_ms * (1 + ROUNDING))
 
     def promise(self, sla_ms: float) -> Verdict:
@@ -67,7 +62,7 @@ def estimate_percentile(
 
 
 def promised_by_batches(profile: HardwareProfile, rate: float, q: float, slower: float) -> PercentileEstimate | None:
-    """Return the percentile of greedy batches on the main path with steps `slower` times as long; None for overload."""
+    """Return the percentile of greedy batches with steps `slower` times as long; None for overload."""
     fitted = machine_of(profile, 1, PlanRequest(rate=rate))
     machine = replace(fitted, cpu=None, gpu=fitted.main.scaled(slower))
     return estimate_percentile(machine, Strategy(Kind.GREEDY, (fitted.main.label,)), Target(math.inf, q, 1), rate)
@@ -78,8 +73,7 @@ def robust_rate(
 ) -> float | None:
     """Return the rate per ms up to `most` at which all but the 2.5 % slowest drawn machines meet the target.
 
-    slowest: seeds of drawn machines, the slowest at the planned rate first; near saturation the one with the lowest
-    stability limit is the slowest. None if the rate is below MIN_SHARE of `most`.
+    slowest: seeds, the slowest first; near saturation the one with the lowest stability limit is the slowest.
     """
     if not slowest:
         return most
@@ -97,7 +91,7 @@ def robust_rate(
 def percentile_ratios(
     machine: Machine, strategy: Strategy, target: Target, rate: float, seeds: Sequence[int]
 ) -> FloatArray | None:
-    """Return percentiles of drawn machines over the fitted one's (len(seeds),); None if nothing varies."""
+    """Return percentiles of drawn machines over the fitted one's; None if nothing varies."""
     parts = machine.parts_of(strategy)
     if not any(part.path.fit.draws.get("values") or part.times.noise is not None for part in parts):
         return None
@@ -113,7 +107,6 @@ def percentile_ratios(
 
 
 def _join(value: float, end_ms: float, ratio: float) -> float | None:
-    """Join two ends of intervals; None where either is infinite."""
     if not math.isfinite(end_ms) or not math.isfinite(ratio):
         return None
     reach = math.hypot(math.log(end_ms / value), math.log(ratio))
@@ -158,7 +151,7 @@ def _find_doubts(machine: Machine, strategy: Strategy, target: Target, law: Resp
 
 
 def tail_warnings(machine: Machine) -> list[Message]:
-    """Return where a few slow steps decide how long requests wait, and where the kind of pauses is unclear."""
+    """Warn where a few slow steps decide how long requests wait, or the kind of pauses is unclear."""
     found = []
     for part in machine.parts:
         if (noise := part.times.noise) is None:

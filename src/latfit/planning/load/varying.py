@@ -1,7 +1,4 @@
-"""A load that varies, from recorded arrivals or a rate over time, in windows; it is sized for its peak.
-
-Arrivals of a window are a Poisson stream, or in bursts as recorded where they come more unevenly.
-"""
+"""A load that varies, from recorded arrivals or a rate over time, in windows."""
 
 import math
 from dataclasses import replace
@@ -26,10 +23,7 @@ MS_PER_S = 1e3
 
 
 def load_from_arrivals(arrival_ms: FloatArray, source: str, window_ms: float | None = None) -> Load:
-    """Return the rates of recorded arrivals (n,) in ms, in order.
-
-    window_ms: None takes about 60 windows, of whole minutes in a long recording, with 30 arrivals each on average.
-    """
+    """Return the rates of recorded arrivals (n,) in ms. window_ms: None takes about 60 windows."""
     arrivals = np.asarray(arrival_ms, dtype=np.float64)
     span = float(arrivals[-1] - arrivals[0]) if len(arrivals) else 0.0
     if len(arrivals) < 2 or span <= 0:
@@ -49,7 +43,7 @@ def load_from_arrivals(arrival_ms: FloatArray, source: str, window_ms: float | N
 
 
 def _following(arrivals: FloatArray, counts: NDArray[np.int64], edges: FloatArray) -> Arrivals:
-    """Return the gaps once the windows' rates are taken out, if requests come in bursts, else a Poisson stream."""
+    """Return the gaps without the windows' rates, if requests come in bursts, else a Poisson stream."""
     reached = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
     gaps = np.diff(np.interp(arrivals[arrivals <= edges[-1]], edges, reached))
     if not gaps.sum() > 0:  # all but one come in the last window, which is cut short
@@ -82,7 +76,7 @@ def read_load(source: str | Path, window_ms: float | None = None, *, alike: bool
 
 
 def load_of(table: Trace, name: str, window_ms: float | None = None, *, alike: bool = True) -> Load:
-    """Return the load in a table's columns. Arguments and errors as in `read_load`."""
+    """Return the load in a table's columns, as `read_load`."""
     time = _time_of(table)
     written = any(set(columns) <= set(table.columns) for columns in TABLES)
     lengths = written or all(any(column in table for column in group) for group in (PROMPTS, OUTPUTS))

@@ -1,8 +1,4 @@
-"""Find the smallest pair of prefill and decode fleets that meets the targets (disaggregated prefill).
-
-From the fewest engines that sustain the load, engines are added one at a time where the tightest target gains most.
-Derivation: docs/theory/planning.md, "Disaggregated prefill".
-"""
+"""The smallest pair of prefill and decode fleets: docs/theory/planning.md, "Disaggregated prefill"."""
 
 import math
 from collections.abc import Iterable
@@ -18,8 +14,6 @@ MOST_APART = 64  # largest total of both fleets that is searched
 
 @dataclass(frozen=True, eq=False)
 class PrefillApart:
-    """Step costs of prefill and of decode engines, and the KV transfer between them."""
-
     prefill: StepCosts
     decode: StepCosts
     transfer: Transfer
@@ -27,9 +21,8 @@ class PrefillApart:
 
 @dataclass(eq=False)
 class Pairs:
-    """Search for the smallest pair.
+    """Search for the smallest pair. together: engines needed if each does both.
 
-    evaluator: of separate engines. together: engines needed if each does both; None if no number meets the targets.
     contents: whether recorded prompt contents determine what is cached.
     """
 
@@ -82,7 +75,7 @@ class Pairs:
         return prefill, decode
 
     def _grow(self, setup: Setup, replications: int = MOST) -> Measured | None:
-        """Add engines until the targets are met, then drop each that is not needed; None beyond the most."""
+        """Add engines where the tightest target gains most, then drop each that is not needed."""
 
         def measure(setups: Iterable[Setup]) -> list[Measured]:
             return [self.evaluator.measure(each, replications=replications) for each in setups]
@@ -109,5 +102,4 @@ def _fewest(pairs: Iterable[Measured | None]) -> Measured | None:
 
 
 def _by_engines(measured: Measured) -> tuple[bool, int, float]:
-    """Sort key: feasible first, then fewest engines, then most slack."""
     return not measured.met, measured.setup.total, measured.ratio

@@ -1,4 +1,4 @@
-"""What would help a planned setup, its margin for slower steps, its throughput-latency trade-off."""
+"""What would help a planned setup, its margin, its throughput-latency trade-off."""
 
 import math
 from dataclasses import replace
@@ -18,10 +18,7 @@ MOST_SLOWER, FINE = 4.0, 1.02
 
 
 def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: bool = True) -> list[Effect]:
-    """Return the effect of each change on the tightest target, the most helpful first.
-
-    cache: whether the size of the KV cache is known. replicas: whether a replica may be added.
-    """
+    """Return the effect of each change on the tightest target, the most helpful first."""
     setup, settings, load = best.setup, best.setup.settings, evaluator.load
     changed: list[tuple[str, Evaluator, Setup]] = []
     if replicas:

@@ -1,7 +1,6 @@
 """Simulate engine configurations under a load until each target is clearly met or missed.
 
-All see the same requests and step noise. Replications are added until each target lies outside its interval. A load
-above saturated throughput counts as missed. Large fleets are simulated by a sample of their engines. Derivation:
+All see the same requests and step noise. Large fleets are simulated by a sample of their engines. Derivation:
 docs/theory/planning.md, "Evaluating a configuration".
 """
 
@@ -117,7 +116,6 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        """Value over limit of the tightest target; infinite if the load is not sustained."""
         return self.tightest.ratio if self.carried else math.inf
 
 
@@ -125,8 +123,8 @@ class Measured:
 class Evaluator:
     """Simulate setups under one load and cache the results.
 
-    requests: per replication. alone_ms: latency without contention. lead: share of requests that only warm up. apart:
-    costs of prefill engines, and the KV transfer. work: setups and steps simulated.
+    alone_ms: latency without contention. lead: share of requests that only warm up. apart: costs of prefill engines,
+    and the KV transfer.
     """
 
     load: Load
@@ -166,7 +164,6 @@ class Evaluator:
     def measure_sustained(
         self, setups: Sequence[Setup], scale: float = 1.0, *, replications: int = MOST
     ) -> list[Measured]:
-        """Simulate, in parallel, those setups that sustain the load."""
         sustain = map_on_threads(lambda setup: self.carries(setup, scale), setups)
         kept = [setup for setup, carried in zip(setups, sustain, strict=True) if carried]
         return map_on_threads(lambda setup: self.measure(setup, scale, replications=replications), kept)
@@ -234,7 +231,6 @@ class Evaluator:
         return replace(found[0], runs=[each.runs[0] for each in found])
 
     def _count_simulated(self, setup: Setup) -> int:
-        """Return how many engines of a setup are simulated; recorded loads are served by all."""
         whole = isinstance(self.load, RecordedLoad) or setup.schedule is not None or setup.prefill > 0
         if whole or setup.replicas <= TOGETHER:
             return setup.replicas
@@ -254,7 +250,6 @@ class Evaluator:
         return self.known[key]
 
     def _rare(self) -> Load:
-        """Return the load with requests so far apart that none overlap."""
         if not isinstance(self.load, RecordedLoad):
             return OpenLoad(Poisson(RARE), self.load.lengths, self.load.classes)
         count = len(self.load.requests)
@@ -264,7 +259,7 @@ class Evaluator:
         )
 
     def saturated(self, settings: EngineSettings, least: int = FLOOD) -> "Saturated":
-        """Simulate one engine that never runs out of work, with at least `least` requests."""
+        """Simulate one engine that never runs out of work."""
         if (settings, least) in self.floods:
             return self.floods[settings, least]
         count = max(least, 6 * settings.max_num_seqs)
@@ -292,7 +287,6 @@ class Evaluator:
         return offered / min(setup.prefill * prefill, setup.replicas * decode)
 
     def of_kinds(self, settings: EngineSettings) -> tuple[float, float]:
-        """Return the saturated requests/s of one prefill engine and of one decode engine."""
         assert self.apart is not None
         if settings not in self.kinds:
             first_tokens = with_lengths(self.load, lambda prompt, output: (prompt, np.ones_like(output)))
@@ -309,7 +303,6 @@ class Evaluator:
 
 
 def _flood_of(requests: Requests, prefix: PrefixBlocks, count: int) -> Requests:
-    """Repeat recorded requests in order up to `count`, nearly all at once."""
     rows = np.arange(len(requests) * math.ceil(count / len(requests))) % len(requests)
     many = replace(requests, prefix=None).select(rows)
     repeated = prefix.repeated(len(rows) // len(requests))
@@ -319,8 +312,6 @@ def _flood_of(requests: Requests, prefix: PrefixBlocks, count: int) -> Requests:
 
 @dataclass(frozen=True)
 class Saturated:
-    """Throughput of a saturated engine, and its mean TPOT."""
-
     requests_per_s: float
     output_tokens_per_s: float
     tpot_ms: float
@@ -390,7 +381,6 @@ def scaled(load: Load, scale: float, slower: float = 1.0) -> Load:
 
 
 def requests_for(load: Load, latency_ms: float) -> int:
-    """Return the requests per replication: many turnovers of those served together."""
     if isinstance(load, RecordedLoad):
         return len(load.requests)
     held = load.users if isinstance(load, ClosedLoad) else load.rate * latency_ms

@@ -16,7 +16,6 @@ BLOCKS = 20  # of requests in the order of arrival: long enough to hold the busy
 
 
 def warn_of_few_requests(evaluator: Evaluator, best: Measured) -> list[Message]:
-    """Return a warning for each target whose interval over other requests like these exceeds its limit."""
     if not isinstance(evaluator.load, RecordedLoad):
         return []
     texts = [_describe_uncertainty(evaluator, best, each) for each in best.reached]
@@ -24,7 +23,6 @@ def warn_of_few_requests(evaluator: Evaluator, best: Measured) -> list[Message]:
 
 
 def _describe_uncertainty(evaluator: Evaluator, best: Measured, reached: Reached) -> str:
-    """Return the interval of a figure in words; empty if it stays within the limit."""
     if reached.unit == "pct":
         n = len(best.first.requests)
         low, high = (100 * end for end in share_interval(reached.value / 100, n))
@@ -59,7 +57,7 @@ def percentile_interval(times: FloatArray, share: float) -> tuple[float, float]:
 
 
 def share_interval(share: float, n: int) -> tuple[float, float]:
-    """Return Clopper and Pearson's 95 % interval of a share of n; share * n need not be whole."""
+    """Return Clopper and Pearson's 95 % interval of a share of n."""
     from scipy.special import betaincinv
 
     k, tail = round(share * n, 9), (1 - LEVEL) / 2

@@ -1,7 +1,6 @@
-"""Compute an engine's KV blocks, and a model's weights, from config.json and GPU memory.
+"""Compute an engine's KV blocks, and a model's weights: docs/theory/planning.md, "KV blocks".
 
-Covers the decoder-only families of `FAMILIES`, grouped-query and latent attention (MLA), experts, quantised weights. A
-sliding window counts as full attention. Formulas: docs/theory/planning.md, "KV blocks".
+A sliding window counts as full attention.
 """
 
 from collections.abc import Mapping
@@ -56,7 +55,7 @@ GIVE_WEIGHTS = "Give the size of the weights, as the engine's log has it (`Model
 
 
 class KvCache(NamedTuple):
-    """The KV cache of one engine. blocks: with the null block, as engines report them. how: their source."""
+    """The KV cache of one engine. blocks: with the null block, as engines report them."""
 
     blocks: int
     block_size: int
@@ -133,10 +132,7 @@ def model_config(path: Path) -> Config:
 
 
 def kv_bytes_per_token(config: Config, dtype: str | None = None, tensor_parallel: int = 1) -> int:
-    """Return the bytes of a token in the KV cache of one GPU. dtype: None or `auto` for the model's.
-
-    Raises BadInput for a model without a formula, WrongUsage for a number type, or GPUs that cannot share the heads.
-    """
+    """Return the bytes of a token in the KV cache of one GPU. Raises BadInput, WrongUsage."""
     kinds = config.get("layer_types")
     others = sorted({str(kind) for kind in kinds} - set(WITH_KV_CACHE)) if isinstance(kinds, list) else []
     unknown = next((key for key in WITHOUT_FORMULA if config.get(key)), ", ".join(others))
@@ -259,7 +255,6 @@ def _head_dim(config: Config) -> int:
 
 
 def _size(config: Config, name: str, default: int | None = None) -> int:
-    """Return a size of the model by any of its names. Raises BadInput."""
     value = next((config[key] for key in (name, *OTHER_NAMES.get(name, ())) if config.get(key) is not None), default)
     if isinstance(value, bool) or not isinstance(value, int) or value < (0 if value == default else 1):
         found = f"has no {name}" if value is None else f"{name} = {value!r} is not a whole number above zero"

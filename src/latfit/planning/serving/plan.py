@@ -68,8 +68,7 @@ class ServingRequest:
     """What is planned.
 
     start, fixed: settings that the search begins with, and names of those that stay. kv: source of the size of the KV
-    cache; empty: unlimited. replicas: None to find their number. start_up_ms: of a schedule of engines for recorded
-    requests. nominal: fits of nominal numbers.
+    cache; empty: unlimited. start_up_ms: of a schedule of engines. nominal: fits of nominal numbers.
     """
 
     targets: Targets
@@ -197,7 +196,6 @@ def _plan_apart(
     *,
     contents: bool,
 ) -> ApartPlan | None:
-    """Return engines that prefill for others; None for more than MOST_APART engines that do both."""
     together = found.best.setup.replicas if found.best is not None and found.best.met else None
     if (together or 0) > MOST_APART:
         return None
@@ -211,7 +209,6 @@ def _plan_apart(
 
 
 def search_space(load: Load, fits: Sequence[FitResult], fixed: frozenset[str]) -> SearchSpace:
-    """Return the settings whose steps the fits together measured."""
     most = {name: max((fit.domain[name][1] for fit in fits), default=math.inf) for name in ("B", "S")}
     classes = not isinstance(load, RecordedLoad) and len(load.classes) > 1
     prompt, output = draw_lengths(load)
@@ -228,7 +225,6 @@ def describe_request(load: Load, lengths: Lengths) -> str:
 
 
 def _binding(found: Found, shown: Measured) -> str:
-    """Return what keeps fewer engines, or any number, from meeting the targets."""
     if found.best is None:
         alone = f"a request alone has {shown.tightest.outcome}"
         return "no number of engines meets the targets" if found.alone.met else alone
@@ -270,7 +266,6 @@ def _load_messages(evaluator: Evaluator, best: Measured) -> list[Message]:
 
 
 def _two_states(states: OperatingStates | None) -> list[Message]:
-    """Warn of an engine that a burst leaves in a slower state."""
     if states is None or not states.confirmed:
         return []
     stable = [each for each in states.points if each.stable]
@@ -294,12 +289,10 @@ def _cost(request: ServingRequest, shown: Measured) -> Cost:
 
 
 def _per_million(per_hour: float, summary: EngineSummary) -> float:
-    """Return a quantity per hour by a million output tokens."""
     return MILLION * per_hour / (summary.output_tokens_per_s * HOUR_S)
 
 
 def _notes(load: Load, request: ServingRequest, space: SearchSpace, shown: Measured) -> list[str]:
-    """Return what the plan assumes."""
     found = [f"KV cache: {request.kv}."] if request.kv else []
     tops = {"max_num_seqs": (space.most_requests, "requests"), "max_num_batched_tokens": (space.most_tokens, "tokens")}
     tops = {name: top for name, top in tops.items() if name not in space.fixed and math.isfinite(top[0])}

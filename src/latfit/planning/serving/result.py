@@ -66,7 +66,6 @@ class Reached(Record, frozen=True, kw_only=True):
 
     @property
     def precise(self) -> bool:
-        """Whether the interval of a time lies within MAX_SPREAD."""
         if self.unit == "pct" or self.interval is None or self.value <= 0:
             return True
         return self.high <= MAX_SPREAD * self.value and self.low * MAX_SPREAD >= self.value
@@ -96,8 +95,6 @@ class Reached(Record, frozen=True, kw_only=True):
 
 
 class Effect(Record, frozen=True):
-    """A change, and what the tightest target becomes."""
-
     change: str
     target: str
     before_ms: float | UnsetType = UNSET
@@ -119,8 +116,6 @@ class Effect(Record, frozen=True):
 
 
 class Trade(Record, frozen=True):
-    """Output tokens/s of one request and of a saturated replica. best: the planned settings."""
-
     max_num_seqs: int
     max_num_batched_tokens: int
     speed_per_s: float = field(name="tokens_per_s_per_user")
@@ -129,10 +124,9 @@ class Trade(Record, frozen=True):
 
 
 class Stall(Record, frozen=True):
-    """Longest gap between two tokens at a token budget, and output tokens/s of a saturated replica.
+    """Longest gap between two tokens at a token budget.
 
-    chunk_tokens: prompt tokens of that step. interval_ms: 90 %; None if the fit has none there. knee: the shortest gap
-    with at least 95 % of the highest throughput.
+    chunk_tokens: prompt tokens of that step. knee: the shortest gap with at least 95 % of the highest throughput.
     """
 
     max_num_batched_tokens: int
@@ -146,8 +140,6 @@ class Stall(Record, frozen=True):
 
 
 class Stalls(Record, frozen=True):
-    """The gaps that a prompt of `prompt_tokens` causes `decoding` requests, by token budget."""
-
     prompt_tokens: int
     decoding: int
     choices: Sequence[Stall]
@@ -162,10 +154,9 @@ class Stalls(Record, frozen=True):
 
 
 class OperatingPoint(Record, frozen=True):
-    """A batch at which an engine serves as many requests as come.
+    """A batch at which an engine serves as many requests as come. interval: 95 % over the fit's draws.
 
-    stable: whether the batch returns after a small change. overloaded: whether a queue grows. interval: 95 % of the
-    batch over the fit's draws.
+    stable: whether the batch returns after a small change. overloaded: whether a queue grows.
     """
 
     batch: float
@@ -178,8 +169,8 @@ class OperatingPoint(Record, frozen=True):
 class OperatingStates(Record, frozen=True):
     """All operating points of a replica at the planned load, by rising batch.
 
-    from_rate_per_s, to_rate_per_s: loads with several stable points; None if there are none. max_num_seqs: the largest
-    limit with one stable point at every load. confirmed: by a simulated burst; None if not simulated.
+    from_rate_per_s, to_rate_per_s: loads with several stable points. max_num_seqs: the largest limit with one stable
+    point. confirmed: by a simulated burst.
     """
 
     points: Sequence[OperatingPoint]
@@ -196,8 +187,6 @@ class Window(Record, frozen=True):
 
 
 class HoursOfReplicas(Record, frozen=True):
-    """Replica-hours that are paid, and the share of requests within all limits."""
-
     replica_hours: Seconds
     slo_attainment: Number
     price_per_million_tokens: float | None
@@ -248,8 +237,6 @@ class EngineOptions(Record, frozen=True, kw_only=True):
 
 
 class PlannedEngines(Record, frozen=True, kw_only=True):
-    """Replicas with their settings (`engines`: by engine), and what they reach."""
-
     feasible: bool
     targets: Sequence[Reached] = ()
     engine: EngineOptions | None = None
@@ -262,7 +249,6 @@ class PlannedEngines(Record, frozen=True, kw_only=True):
 
 
 def settings_of(settings: "EngineSettings", *, contents: bool) -> dict[str, Any]:
-    """Return settings as fields of PlannedEngines. contents: whether recorded prompt contents determine the cache."""
     same = ("batching", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold")
     options = EngineOptions(
         **{name: getattr(settings, name) for name in (*same, "kv_blocks", "block_size")},
@@ -274,10 +260,7 @@ def settings_of(settings: "EngineSettings", *, contents: bool) -> dict[str, Any]
 
 
 class ApartPlan(PlannedEngines, frozen=True, kw_only=True):
-    """Prefill and decode replicas; if not feasible, a lower bound of each (0: unknown).
-
-    transfer_ms: of keys and values, fixed and per token.
-    """
+    """Prefill and decode replicas; if not feasible, a lower bound of each (0: unknown)."""
 
     prefill_replicas: Natural
     replicas: Natural
@@ -300,8 +283,6 @@ class ReplicaCount(Record, frozen=True):
 
 
 class Cost(Record, frozen=True):
-    """Of the planned engines; None without a price, or a power."""
-
     price_per_hour: float | None = None
     price_per_million_tokens: float | None = None
     kwh_per_million_tokens: float | None = None
@@ -317,8 +298,8 @@ class ServingPlan(PlannedEngines, frozen=True, kw_only=True, tag_field="kind", t
     """Replicas that meet the targets of a load of requests, or why none do.
 
     targets, outcome: of the replicas; if no number meets the targets, of a request alone or of the given replicas.
-    carries: highest certain load over the planned one. kv_cache: source of its size; None: unlimited. distributions_ms:
-    TTFT and TPOT within which 0, 1, ..., 100 % of requests are.
+    carries: highest certain load over the planned one. distributions_ms: TTFT and TPOT within which 0, 1, ..., 100 % of
+    requests are.
     """
 
     what: ClassVar[str] = "plan"

@@ -1,7 +1,7 @@
 """Plan a replica schedule for a recorded day.
 
-Each window gets the fewest engines that meet the targets, started their start-up time ahead. Then the whole recording
-is simulated, and windows that miss a target get one engine more until all meet them.
+Each window gets the fewest engines that meet the targets, started ahead; windows that miss one in a simulation of the
+whole recording get one engine more.
 """
 
 import bisect
@@ -57,7 +57,6 @@ class Day:
 
 
 def day_of(load: RecordedLoad, window_ms: float, start_up_ms: float) -> Day:
-    """Cut a recording into windows; the remainder belongs to the last."""
     arrival = load.requests.arrival_ms
     count = max(math.floor(float(arrival[-1] - arrival[0]) / window_ms), 1)
     edges = arrival[0] + window_ms * np.arange(count + 1)
@@ -104,7 +103,6 @@ def schedule_engines(evaluator: Evaluator, best: Measured, day: Day, price_per_h
 
 
 def _least(evaluator: Evaluator, settings: EngineSettings, day: Day, window: int, most: int) -> int:
-    """Return the fewest engines that meet the targets for a window; `most` if no fewer do."""
     if day.rows[window + 1] == day.rows[window]:
         return 1
     part, lead = day.part(window, LEAD * evaluator.alone_ms)

@@ -1,8 +1,6 @@
 """Find the fewest engines that meet the targets, and the best engine settings.
 
-Replicas by bisection from rate / saturated throughput, settings by coordinate ascent on the highest feasible load.
-Before a count is refused, token budgets and sequences are searched for it. Derivation: docs/theory/planning.md,
-"Searching replicas and settings".
+Derivation: docs/theory/planning.md, "Searching replicas and settings".
 """
 
 import math
@@ -40,8 +38,8 @@ AXES = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold"
 class SearchSpace:
     """Engine settings that the search may vary.
 
-    fixed: settings of the user. most_requests, most_tokens: largest measured step. longest, longest_sequence: longest
-    prompt, and prompt plus output, in tokens. classes: whether requests have several priority classes.
+    fixed: settings of the user. most_requests, most_tokens: largest measured step. longest, longest_sequence: in
+    tokens. classes: whether requests have several priority classes.
     """
 
     fixed: frozenset[str] = frozenset()
@@ -82,9 +80,9 @@ class SearchSpace:
 class Found:
     """Result of a search.
 
-    best: the verified setup; None if none is feasible. alone: the best result without contention. fewer: with one
-    replica less. usual: replicas with the initial settings. carries: relative loads up to which the targets are met,
-    and beyond which one is missed, by intervals. capacity: the same by estimates.
+    best: the verified setup; None if none is feasible. alone: without contention. fewer: with one replica less. usual:
+    replicas with the initial settings. carries: relative loads up to which the targets are met, and beyond which one is
+    missed, by intervals. capacity: by estimates.
     """
 
     best: Measured | None
@@ -134,7 +132,7 @@ class Search:
         """Return settings that meet the targets with so many replicas, verified; None if none were found.
 
         The ratio of value to limit is lowest at one batch limit: smaller batches wait longer for admission, larger ones
-        take longer per step. So the limit is narrowed down on finer grids, for each token budget.
+        take longer per step.
         """
         budgets = [near, *self.space.alternatives(near, "max_num_batched_tokens")]
         budgets.sort(key=lambda each: abs(math.log(each.max_num_batched_tokens / near.max_num_batched_tokens)))
@@ -147,7 +145,7 @@ class Search:
         return None
 
     def _best_batch(self, replicas: int, settings: EngineSettings) -> Measured | None:
-        """Return the batch limit of least ratio, from one replication each; None if the load exceeds the throughput."""
+        """Return the batch limit of least ratio, from one replication each; None if overloaded."""
         high = int(min(self.space.most_requests, settings.max_num_batched_tokens, SEQUENCES[-1]))
         low = min(SEQUENCES[0], high)
         if "max_num_seqs" in self.space.fixed:
@@ -211,7 +209,7 @@ class Search:
         return low, high
 
     def bracket(self, setup: Setup, known: float, replications: int = MOST) -> tuple[float, float]:
-        """Return a feasible and an infeasible load, PRECISION apart, as ratios; `known` is tried first."""
+        """Return a feasible and an infeasible load, PRECISION apart; `known` is tried first."""
         low, high, factor, at = 0.0, math.inf, GALLOP, known
         while math.isinf(high) or low == 0.0:
             if not LEAST_SCALE < at < 1 / LEAST_SCALE:
@@ -228,7 +226,7 @@ class Search:
         return low, high
 
     def ascend(self, begun: Setup, carried: float) -> tuple[EngineSettings, float]:
-        """Return the settings with the highest feasible load at this replica count, and that load."""
+        """Return the settings with the highest feasible load, and that load."""
         at, load = begun.settings, self.bracket(begun, carried, FIRST)[0]
         for _ in range(ROUNDS):
             before = at
@@ -252,7 +250,6 @@ class Search:
         return at, load
 
     def _best_alone(self) -> Measured:
-        """Simulate without contention: the initial settings, then others until one meets the targets, else the best."""
         best = self.evaluator.alone(self.start)
         for each in [each for axis in AXES for each in self.space.alternatives(self.start, axis)]:
             if best.met:
@@ -272,7 +269,6 @@ class Search:
         return found
 
     def _guess(self, settings: EngineSettings) -> int:
-        """Return the fewest engines that sustain the load."""
         rate = self.evaluator.rate_per_s
         found = max(1, math.ceil(rate / self.evaluator.saturated(settings).requests_per_s))
         if found > MOST_REPLICAS:
@@ -289,7 +285,6 @@ class Search:
 
 
 def _geometric(low: int, high: int) -> list[int]:
-    """Return up to POINTS whole numbers from low to high in equal ratios."""
     ratio = high / low
     return sorted({round(low * ratio ** (k / (POINTS - 1))) for k in range(POINTS)})
 

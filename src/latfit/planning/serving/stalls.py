@@ -1,8 +1,4 @@
-"""Stalls by long prompts: the longest gap between two tokens of decoding requests, by token budget.
-
-With chunked prefill the gap is the longest step with a chunk of the prompt. Other engines insert a step of the whole
-prompt (continuous), or decode beside it (selective).
-"""
+"""Stalls by long prompts: the longest gap between two tokens of decoding requests, by token budget."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,8 +30,8 @@ def stalls_of(
 ) -> Stalls | None:
     """Return the stall at the planned and at other token budgets; None if nothing decodes beside a prompt.
 
-    lengths: prompt and output tokens (n,). decoding: requests beside the prompt. most_tokens: largest measured step.
-    throughput: output tokens/s of a saturated engine. fit: for intervals.
+    lengths: prompt and output tokens (n,). decoding: requests beside the prompt. throughput: output tokens/s of a
+    saturated engine. fit: for intervals.
     """
     D = min(round(decoding), settings.max_num_seqs - 1)
     if D < 1:
@@ -80,13 +76,11 @@ def longest_gap(costs: StepCosts, settings: EngineSettings, D: int, prompt: int,
 
 
 def _chunk_ms(costs: StepCosts, D: int, tokens: int, cached: int, context: float) -> float:
-    """Return the time of a step of D decoding requests and one chunk behind `cached` tokens."""
     p, k = float(tokens), float(cached)
     return float(step_ms(costs, Work(D + 1.0, D + p, 1.0, p, k, D * context, p * (k + 0.5 * p), k + p)))
 
 
 def _interval(fit: FitResult | None, gap_ms: float, D: int, chunk: int) -> tuple[float, float] | None:
-    """Return the 90 % interval of a step with prefill, as `latfit predict` gives it."""
     if fit is None:
         return None
     low, high = fit.limits.lower_factor(MIXED, SIDED), fit.limits.factor(MIXED, SIDED)

@@ -1,8 +1,7 @@
 """Operating points of an engine: batches at which it serves as many requests as come.
 
 Little's law: B = rate x output tokens x time per token at B. If the time per token jumps or grows faster than B there
-are several: a burst moves the engine from the fast one to the slow one, or leaves a queue that stays. A simulated burst
-confirms it.
+are several: a burst moves the engine from the fast one to the slow one.
 """
 
 import math
@@ -35,10 +34,7 @@ Columns = Mapping[str, FloatArray]
 
 
 class Rates(NamedTuple):
-    """Sustainable requests per ms by the batch that decodes (m,).
-
-    drawn: rates (k, m) of the fit's draws. measured: batches up to which steps were measured.
-    """
+    """Sustainable requests per ms by the batch that decodes (m,); drawn (k, m) over the fit's draws."""
 
     B: FloatArray
     per_ms: FloatArray
@@ -65,11 +61,7 @@ def operating_states(
 def sustainable_rates(
     costs: StepCosts, settings: EngineSettings, lengths: Lengths, fits: Sequence[FitResult] = ()
 ) -> Rates:
-    """Return the request rate that keeps each batch size busy: one over the engine time of a request.
-
-    A request takes its share of as many steps as it has output tokens, and what its prompt adds to the steps that
-    compute it.
-    """
+    """Return the request rate that keeps each batch size busy: one over the engine time of a request."""
     prompt, output = (float(each.mean()) for each in lengths)
     done = prompt * settings.cached_share
     prompt = max(prompt - done, 1.0)
@@ -111,7 +103,6 @@ def sustainable_rates(
 
 
 def _mean_ms(costs: StepCosts, steps: Columns, fits: Sequence[FitResult], phase: str) -> FloatArray:
-    """Return the mean times (m,) of steps, noise included."""
     noise: StepNoise | None = fits[0].step_noise(phase) if fits else None
     names = ("B", "S", "prefill_requests", "prefill_tokens", "context_tokens", "prefill_context_tokens")
     T = []
@@ -123,7 +114,7 @@ def _mean_ms(costs: StepCosts, steps: Columns, fits: Sequence[FitResult], phase:
 
 
 def _drawn_ratios(fits: Sequence[FitResult], steps: Columns, seed: int) -> FloatArray | None:
-    """Return drawn over fitted times (k, m) of steps; None without draws."""
+    """Return drawn over fitted times (k, m) of steps."""
     draws = parameter_draws(fits[0], seed=seed) if fits else None
     return None if draws is None else latency_draws(fits[0], draws, **steps) / fits[0].latency_ms(**steps)
 

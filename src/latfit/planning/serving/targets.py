@@ -1,4 +1,4 @@
-"""Targets of requests: percentiles of TTFT, TPOT and latency, or goodput, the share that meets all limits."""
+"""Targets of requests: percentiles of TTFT, TPOT and latency, or goodput."""
 
 import math
 from collections.abc import Sequence
@@ -61,7 +61,6 @@ class Goodput:
     promise: Promise
 
     def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> Reached:
-        """Return the percent of requests that miss a limit."""
         promise, limit = Promise(*(each / slower for each in vars(self.promise).values())), 100 - self.percent
         met = [meets(_sooner(run, slower), promise)[counted_in(run, warmup)] for run in runs]
         interval = interval_of([100.0 * (1.0 - each.astype(float)) for each in met])
@@ -76,7 +75,6 @@ class Goodput:
 
 
 def _compare(interval: Interval, limit: float, bound: float = math.nan) -> dict[str, Any]:
-    """Compare a figure with its limit. bound: what it is below, if its interval has no upper end."""
     met, highest = interval.value <= limit, bound if math.isnan(interval.high) else interval.high
     return {
         "interval": None if math.isnan(interval.low) else (interval.low, interval.high),
@@ -94,7 +92,7 @@ def _sooner(run: EngineRun, slower: float) -> EngineRun:
 
 @dataclass(frozen=True)
 class Targets:
-    """Percentiles, or goodput in their place. own: goodput by the limits that recorded requests have."""
+    """Percentiles, or goodput in their place. own: by the limits that recorded requests have."""
 
     targets: tuple[RequestTarget, ...]
     goodput: Goodput | None = None

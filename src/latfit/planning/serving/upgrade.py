@@ -15,10 +15,7 @@ TAILS_PCT = (2.5, 97.5)
 
 
 class StepChange(Record, frozen=True, kw_only=True):
-    """Change of a typical step at the load, with the 95 % interval of the fits' parameters.
-
-    fixed_ms: change at `smallest_batch`, the smallest that both measured. growing_ms: the rest.
-    """
+    """Change of a typical step at the load. fixed_ms: at `smallest_batch`; growing_ms: the rest."""
 
     step: str
     B: int
@@ -32,10 +29,9 @@ class StepChange(Record, frozen=True, kw_only=True):
 
 
 class Upgrade(Record, frozen=True, kw_only=True):
-    """The plan of a load with a source's steps, compared with the baseline's. replicas: None if none meet the SLO.
+    """The plan of a load with a source's steps, compared with the baseline's.
 
-    as_before: the targets with this source's steps on the baseline's replicas and settings. price_per_hour: of all
-    replicas.
+    as_before: the targets with this source's steps on the baseline's replicas and settings.
     """
 
     source: str
@@ -49,7 +45,6 @@ class Upgrade(Record, frozen=True, kw_only=True):
 
     @property
     def worse(self) -> bool:
-        """Whether the load needs more replicas, because the baseline's miss a target beyond its interval."""
         more = self.replicas is None or self.replicas > (self.baseline_replicas or self.replicas)
         return more and any(not each.met and each.certain for each in self.as_before)
 

@@ -1,8 +1,4 @@
-"""Trim a candidate batch to the tokens that a step may hold within an SLA, in microseconds.
-
-`step_budget` tabulates the largest S for each B and cached context once. Algorithm: docs/theory/planning.md, "Step
-budgets".
-"""
+"""Trim a candidate batch to the tokens of a step, in microseconds: docs/theory/planning.md, "Step budgets"."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -37,8 +33,7 @@ class StepBudget:
     """Token limits of a step by number of requests.
 
     contexts: cached tokens of the whole step, rising. most, fewest: largest S (-1: none), and smallest from which all
-    are feasible, of B requests with up to contexts[k] cached tokens, as most[k][B]. shown: the B of the table; None for
-    1, 2, 4, ...
+    are feasible, as most[k][B]. shown: the B of the table.
     """
 
     contexts: tuple[float, ...]
@@ -47,7 +42,6 @@ class StepBudget:
     shown: tuple[int, ...] | None = None
 
     def at(self, B: int | Sequence[int]) -> "StepBudget":
-        """Return the same limits with these numbers of requests in the table. Raises WrongUsage."""
         top, B = len(self.most[0]) - 1, [B] if isinstance(B, int) else B
         if not B or min(B) < 1 or max(B) > top:
             raise WrongUsage(f"B of {list(B)}", where="B", remedy=f"Give whole numbers from 1 to {top:,}.")

@@ -1,8 +1,4 @@
-"""Find the steps (B, S) that one path finishes within an SLA.
-
-A step meets the SLA at a percentile if its typical latency times the upper factor of its phase does. A geometric grid
-finds the ranges, bisection their ends. Derivation: docs/theory/planning.md, "Steps within an SLA".
-"""
+"""Find the steps (B, S) that one path finishes within an SLA: docs/theory/planning.md, "Steps within an SLA"."""
 
 import math
 from collections.abc import Callable
@@ -69,7 +65,6 @@ class StepLevels:
         return min((each for each in levels if each is not None), default=None)
 
     def of(self, B: float) -> Level:
-        """Return the level of steps with prefill and B requests."""
         return self.alone if B == 1 else self.prefill
 
     def factors(self, B: FloatArray, S: FloatArray) -> FloatArray:
@@ -102,7 +97,6 @@ def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
 
 
 def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
-    """Return the levels of a path's phases; a decode-only fit uses one for all."""
     phases = (DECODE, PREFILL, UNKNOWN) if path.fit.knows_prefill else (DECODE, DECODE, DECODE)
     decode, alone, prefill = (level_for(path, percentile, phase) for phase in phases)
     return StepLevels(decode, alone, prefill, None if path.nominal is not None else path.fit)
@@ -111,10 +105,7 @@ def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
 def token_ranges(
     path: ExecutionPath, sla_ms: float, levels: StepLevels, context: float | None = None
 ) -> list[TokenRange]:
-    """Return S_min..S_max for B = 1, 2, 4, ... up to the largest measured B, a row for each range.
-
-    context: cached tokens per request; None for the trace's.
-    """
+    """Return S_min..S_max for B = 1, 2, 4, ... up to the largest measured B, a row for each range."""
     draws, found = parameter_draws(path.fit), []
     for B in _doubling(path, "B"):
 
@@ -184,7 +175,6 @@ def feasible_ranges(at: Curve, limit_ms: float, low: int, high: int | None) -> l
 
 
 def fastest_step(path: ExecutionPath, levels: StepLevels, context: float | None = None) -> tuple[float, int, int]:
-    """Return (ms, B, S) of the fastest step in the measured range."""
     B_top, S_top = (int(path.fit.domain[name][1]) for name in ("B", "S"))
     B = np.unique(np.geomspace(1, B_top, 200).astype(int))
     S = np.unique(np.concatenate([np.geomspace(1, max(S_top, B_top), 400).astype(int), B]))
@@ -202,7 +192,6 @@ def _one(at: Curve, x: int) -> float:
 
 
 def _find_beyond(at: Curve, limit_ms: float, low: int) -> int:
-    """Return a number above the limit none of whose doubles are within it, else UNBOUNDED."""
     doubles = np.asarray(low * 2.0 ** np.arange(1.0, 41.0), dtype=np.float64)
     doubles = doubles[doubles <= UNBOUNDED]
     within = np.flatnonzero(at(doubles) <= limit_ms)
@@ -222,7 +211,6 @@ def _edge(at: Curve, limit_ms: float, low: int, high: int, *, enters: bool) -> i
 
 
 def _doubling(path: ExecutionPath, column: str) -> list[int]:
-    """Return 1, 2, 4, ... and the largest measured value."""
     top = max(1, int(path.fit.domain[column][1]))
     return sorted({*(1 << i for i in range(top.bit_length())), top})
 

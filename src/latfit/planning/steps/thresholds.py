@@ -1,7 +1,6 @@
-"""Batch thresholds: B1, from which the GPU beats the CPU; B2, a share of the best throughput; the knee.
+"""B1, B2 and the knee: docs/theory/planning.md, "Thresholds".
 
-All batches are compared, since latency curves may cross several times. Intervals are over the fit's draws. Formulas:
-docs/theory/planning.md, "Thresholds".
+All batches are compared, since latency curves may cross several times.
 """
 
 from collections.abc import Callable
@@ -21,13 +20,13 @@ DRAWN_PROMPTS = 800  # lengths at which draws are compared
 
 
 def gpu_threshold(cpu: PathLatency, gpu: PathLatency, *, extra_ms: float = 0.0) -> Threshold:
-    """Return B1 within the batches that both paths measured. extra_ms: wait and transfer before the GPU begins."""
+    """Return B1 within the batches that both paths measured. extra_ms: before the GPU begins."""
     B = min(cpu.batches, gpu.batches, key=len)
     return _first_win((cpu.path, gpu.path), "batch", B, np.ones(len(B), dtype=bool), cpu.steps(B), extra_ms)
 
 
 def prefill_threshold(cpu: ExecutionPath, gpu: ExecutionPath, *, extra_ms: float = 0.0) -> Threshold:
-    """Return the prompt length from which the GPU is as fast for one request, within the measured lengths."""
+    """Return the prompt length from which the GPU is as fast for one request."""
     blind = [path.label for path in (cpu, gpu) if not path.fit.knows_prefill]
     if blind:
         reason = f"the fit of {' and of '.join(blind)} contains no prefill; measure some"
@@ -90,7 +89,6 @@ def _best_batch(latency: PathLatency, place: Callable[[FloatArray], int], reason
 
 
 def _interval_of(values: FloatArray) -> Interval:
-    """Return the 95 % interval of integers; an infinite end is None."""
     ends = np.quantile(values, CERTAIN, method="inverted_cdf")
     low, high = (float(end) if np.isfinite(end) else None for end in ends)
     return low, high

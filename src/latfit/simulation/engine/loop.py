@@ -1,7 +1,6 @@
-"""Run an engine step by step, with a short cut over pure decoding.
+"""Run an engine step by step: docs/theory/simulation.md, "Engine loop".
 
-A synchronous engine plans a step after the one before; an asynchronous engine plans step n+1 when step n begins.
-`fast_forward` repeats decode steps with identical results. Details: docs/theory/simulation.md, "Engine loop".
+An asynchronous engine plans step n+1 when step n begins. `fast_forward` repeats decode steps with identical results.
 """
 
 import numpy as np

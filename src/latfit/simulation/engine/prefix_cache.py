@@ -1,8 +1,7 @@
 """Prefix cache of an engine, for loads that record the contents of prompt blocks.
 
 A unit is the smallest whole number of recorded blocks and of KV blocks; its name includes all contents before it. Freed
-units stay cached until a block of theirs is taken, least recently used first, as in vLLM. Details:
-docs/theory/simulation.md, "Engine loop".
+units stay cached until a block of theirs is taken, least recently used first, as in vLLM.
 """
 
 from latfit.compiled import inner, rare
@@ -67,7 +66,6 @@ def hold_units(o: Limits, load: Load, s: State, r: int, units: int) -> None:
 
 @rare
 def name_planned(o: Limits, load: Load, s: State) -> None:
-    """Name the units that running requests complete in the planned step."""
     for i in range(s.i[st.COUNT]):
         if s.chunk[i] > 0 and s.comp[i] < load.prompt[s.rid[i]]:
             name_units(o, load, s, s.rid[i], s.comp[i], s.comp[i] + s.chunk[i])
@@ -75,7 +73,6 @@ def name_planned(o: Limits, load: Load, s: State) -> None:
 
 @rare
 def name_units(o: Limits, load: Load, s: State, r: int, computed: int, then: int) -> None:
-    """Name the units that a request completes between `computed` and `then` computed tokens."""
     first = load.unit_start[r]
     for k in range(computed // load.unit, min(then // load.unit, load.unit_start[r + 1] - first)):
         c = load.unit_id[first + k]

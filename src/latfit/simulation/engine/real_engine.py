@@ -1,7 +1,7 @@
 """Derive settings of a simulated engine from the traces of a real one.
 
-Logs print no block size: vLLM's is taken, and the result says so. The acceptance probability of draft tokens follows
-from the mean accepted number: docs/theory/simulation.md, "Draft tokens".
+Logs print no block size: vLLM's is taken, and the result says so. Acceptance: docs/theory/simulation.md, "Draft
+tokens".
 """
 
 from collections.abc import Mapping, Sequence

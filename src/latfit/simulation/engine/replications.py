@@ -1,7 +1,6 @@
 """Run replications of a serving engine, or of several together, under a load.
 
-Replication r draws its load from (seed, r) only, so engines with one seed meet the same requests. Statistics of a
-steady load leave out the start.
+Replication r draws its load from (seed, r) only, so engines with one seed meet the same requests.
 """
 
 import math
@@ -64,8 +63,6 @@ class Cluster:
 
 @dataclass(frozen=True, eq=False)
 class Replications:
-    """Runs of an engine under a load; statistics leave out the share `warmup` of each."""
-
     load: Load
     runs: Sequence[EngineRun]
     warmup: float
@@ -75,7 +72,6 @@ class Replications:
         return structs.replace(summarise(self.runs, promise, self.warmup, names), stable=self.stable)
 
     def distributions_ms(self) -> dict[str, list[float]]:
-        """Return the TTFT and TPOT within which 0, 1, ..., 100 % of the requests are."""
         found = {}
         for name in ("ttft", "tpot"):
             times = np.concatenate([getattr(run, f"{name}_ms")[counted_in(run, self.warmup)] for run in self.runs])
@@ -131,8 +127,6 @@ def replicate(
 
 @dataclass(frozen=True, eq=False)
 class EnginePoint:
-    """One simulation of engines, see `SweepPoint`."""
-
     load: Load
     costs: StepCosts
     settings: EngineSettings
@@ -148,7 +142,6 @@ class EnginePoint:
         return digest((self.load, self.costs, self.settings, self.options, self.promise, self.cluster))
 
     def run(self, threads: int = 1, begun: Callable[[float], None] | None = None) -> EngineResult:
-        """Run the replications. Raises BadInput for a request larger than the KV cache."""
         found = replicate(self.load, self.costs, self.settings, self.options, self.cluster, threads=threads)
         first = found.runs[0]
         notes = list(self.told(first, self.settings)) if self.told else []

@@ -1,7 +1,6 @@
-"""Summarise engine simulations over requests and replications, as records.
+"""Summarise engine simulations: docs/theory/simulation.md, "Statistics of engine runs".
 
-Token gaps (ITL) are statistics over tokens, other times over requests; replications are pooled. Intervals use the
-spread between replications (Student's t). Formulas: docs/theory/simulation.md, "Statistics of engine runs".
+Token gaps (ITL) are statistics over tokens, other times over requests; replications are pooled.
 """
 
 import math
@@ -87,7 +86,6 @@ class EngineResult:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """Return the engine's settings under the names that serving engines use."""
         scaling = self.routing.scaling
         start_up = {} if scaling is None else {**scaling.to_json(), "start_up_s": self.routing.start_up_ms / 1e3}
         return {
@@ -144,7 +142,6 @@ class EngineResult:
 def summarise(
     runs: Sequence[EngineRun], promise: Promise = Promise(), warmup: float = 0.0, classes: Sequence[str] = ()
 ) -> EngineSummary:
-    """Summarise replications of one engine; request statistics leave out the share `warmup`."""
     counted = [(run, counted_in(run, warmup)) for run in runs]
     times = {name: [getattr(run, f"{name}_ms")[rows] for run, rows in counted] for name in ("ttft", "tpot", "latency")}
     together = {name: np.concatenate(parts) for name, parts in times.items()}
@@ -189,14 +186,13 @@ def counted_in(run: EngineRun, warmup: float) -> slice:
 
 
 def _all_there_until(run: EngineRun) -> float:
-    """Return when the first user of a closed loop has no request left to send, in ms."""
+    """Return when the first user of a closed loop has no request left to send."""
     last = np.full(run.users, -math.inf)
     np.maximum.at(last, run.requests.user_id, run.last_ms)
     return float(last.min())
 
 
 def _numbers_of(run: EngineRun, counted: slice, promise: Promise) -> dict[str, float]:
-    """Compute the numbers of a run; request statistics are over the rows `counted`."""
     asked, span_s, ended = run.requests, run.makespan_ms / 1e3, np.ones(len(run.requests), dtype=bool)
     if run.users:
         start, end = float(asked.arrival_ms[counted.start]), _all_there_until(run)
@@ -219,7 +215,7 @@ def _numbers_of(run: EngineRun, counted: slice, promise: Promise) -> dict[str, f
 
 
 def _limits_of(run: EngineRun, promise: Promise) -> list[FloatArray]:
-    """Return the limits of requests (n,) on TTFT, TPOT and latency in ms, those of their class included."""
+    """Return the limits of requests (n,), those of their class included."""
     own = (run.requests.ttft_slo_ms, run.requests.tpot_slo_ms, run.requests.deadline_ms)
     return [np.minimum(each, limit) for each, limit in zip(own, vars(promise).values(), strict=True)]
 
@@ -235,7 +231,7 @@ def meets(run: EngineRun, promise: Promise) -> NDArray[np.bool_]:
 
 
 def jain(run: EngineRun) -> float:
-    """Return Jain's fairness index over users; NaN for one user."""
+    """Return Jain's fairness index over users."""
     users, where = np.unique(run.requests.user_id, return_inverse=True)
     if len(users) < 2:
         return math.nan
@@ -257,7 +253,6 @@ def grows(runs: Sequence[EngineRun]) -> bool:
 
 
 def backlogged(runs: Sequence[EngineRun]) -> bool:
-    """Return whether the queue at the last arrival shows a load above capacity."""
     shares = [
         float(np.mean(run.served_from_ms > run.requests.arrival_ms.max()))
         for run in runs
@@ -267,7 +262,6 @@ def backlogged(runs: Sequence[EngineRun]) -> bool:
 
 
 def statistics(times: Sequence[FloatArray]) -> dict[str, Interval]:
-    """Return mean and percentiles of the finite pooled times of replications; NaN without any."""
     finite = [each[np.isfinite(each)] for each in times]
     return {name: interval_of(finite, PERCENTILES.get(name)) for name in STATISTICS}
 
@@ -300,7 +294,7 @@ def bound_of(times: Sequence[FloatArray], share: float) -> float:
 
 
 def _over_time(run: EngineRun, name: str) -> list[float]:
-    """Average a number of each replica over the time of its steps; 0 without steps."""
+    """Average a number of each replica over the time of its steps."""
     spent = [line.busy * line.slice_ms for line in run.timelines]
     values = [getattr(line, name) for line in run.timelines]
     return [float(np.nansum(v * w) / w.sum()) if w.sum() > 0 else 0.0 for v, w in zip(values, spent, strict=True)]

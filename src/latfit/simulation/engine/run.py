@@ -132,7 +132,6 @@ def serve_in_turn(
 
 
 def idle_engines(limits: Limits, load: Load, engines: range) -> State:
-    """Make engines with a shared source of the requests whose arrival is known."""
     source, counts = np.zeros(len(load.arrival), dtype=np.int32), np.zeros(st.COUNTERS, dtype=np.int64)
     first = coming(load)
     source[: len(first)] = first
@@ -153,7 +152,6 @@ def never_runs() -> BadInput:
 
 
 def run_of(requests: Requests, limits: Limits, states: list[State], replica: IntArray, load: Load) -> EngineRun:
-    """Return the run of engines with one load; `replica` (n,) is the engine of each request."""
     found = states[0]
     order: IntArray | slice = slice(None)
     if load.users:
@@ -177,7 +175,6 @@ def run_of(requests: Requests, limits: Limits, states: list[State], replica: Int
 
 
 def load_of(requests: Requests, settings: EngineSettings, seed: int, think_ms: FloatArray | None = None) -> Load:
-    """Return the requests as the core reads them. think_ms: see `serve`."""
     arrival, user, users = requests.arrival_ms, requests.user_id, 0
     if think_ms is not None:
         users, user = int(user.max()) + 1, user.copy()

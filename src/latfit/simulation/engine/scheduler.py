@@ -1,7 +1,7 @@
-"""Plan the next step of an engine: which requests run, with how many tokens each.
+"""Plan the next step of an engine: docs/concepts/simulation.md, "What is simulated".
 
 Chunked prefill (vLLM V1), selective (whole prompts with decoding, output space reserved), continuous (a step prefills
-or decodes), static batches. Rules: docs/concepts/simulation.md, "What is simulated".
+or decodes), static batches.
 """
 
 import numpy as np
@@ -229,7 +229,6 @@ def plan(o: Limits, load: Load, s: State) -> Work:
 
 @inner
 def _prefills_now(o: Limits, s: State) -> bool:
-    """Return whether continuous batching prefills: nothing decodes, or enough requests wait."""
     return bool(s.i[st.WAITING] > 0 and (s.i[st.COUNT] == 0 or s.i[st.WAITING] >= o.start_at))
 
 
@@ -347,7 +346,6 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
 
 @inner
 def blocks_to_admit(o: Limits, load: Load, s: State, r: int) -> int:
-    """Return the free blocks a request needs to start."""
     return int(_blocks_of(o, load, s, r) - blocks_shared(o, load, s, r))
 
 
@@ -360,7 +358,6 @@ def _blocks_of(o: Limits, load: Load, s: State, r: int) -> int:
 
 @inner
 def _computed(o: Limits, load: Load, s: State, r: int, known: int, hits: int) -> int:
-    """Return the tokens that are already cached when a request starts or resumes."""
     if s.preempted[r] > 0 and o.swap == 1:
         s.f[st.EXTRA] += o.swap_ms * s.kept[r]
         return int(s.kept[r])

@@ -1,7 +1,7 @@
-"""The engine's inputs and mutable state as flat arrays that compiled code shares without copies.
+"""The engine's inputs and mutable state as flat arrays: docs/theory/simulation.md, "Engine loop".
 
 Running requests live in slots, in order of admission; what survives preemption is stored by request. Free blocks are a
-queue of segments (owner, count), oldest first. Details: docs/theory/simulation.md, "Engine loop".
+queue of segments (owner, count), oldest first.
 """
 
 from typing import Any, NamedTuple
@@ -215,7 +215,6 @@ def engines_of(states: State) -> list[State]:
 
 @inner
 def one_of(states: State, k: int) -> State:
-    """Return engine k as `engines_of` does, in compiled code."""
     a = states
     return State(
         a.i[k], a.f[k], a.rid[k], a.known[k], a.comp[k], a.gen[k], a.cap[k], a.fin[k], a.chunk[k], a.token_at[k],
@@ -228,7 +227,6 @@ def one_of(states: State, k: int) -> State:
 
 @rare
 def send_next(o: Limits, load: Load, s: State, r: int, end: float) -> None:
-    """Let the user of the finished request r think and send the next request, if any."""
     i = s.source_i
     q = i[ISSUED]
     if q >= len(load.arrival):

@@ -1,7 +1,6 @@
-"""Statistics of an engine: gaps between tokens in bins of a 128th of an octave, and a timeline of fixed length.
+"""Statistics of an engine: gaps between tokens in bins of a 128th of an octave, and a timeline.
 
-A bin is the leading bits of a float64, so counting takes no logarithm. When time runs past the end of the timeline,
-neighbouring slices are merged.
+A bin is the leading bits of a float64. When time runs past the timeline's end, neighbouring slices are merged.
 """
 
 from dataclasses import dataclass
@@ -44,7 +43,7 @@ def timeline_of(limits: Limits, state: State) -> Timeline:
 
 
 def gap_summary(states: list[State]) -> dict[str, float]:
-    """Return statistics of the gaps between tokens, ms, NaN without any; a quantile is within 0.4 % (half a bin)."""
+    """Return statistics of the gaps between tokens, ms; a quantile is within 0.4 % (half a bin)."""
     counts = sum((state.gaps for state in states[1:]), states[0].gaps)
     total = int(counts.sum())
     if total == 0:
@@ -60,7 +59,6 @@ def gap_summary(states: list[State]) -> dict[str, float]:
 
 @inner
 def count_gaps(s: State, gap_ms: float, times: int) -> None:
-    """Count a gap between two tokens, `times` over."""
     if times == 0:
         return
     place = int(np.float64(gap_ms).view(np.int64) >> st.GAP_SHIFT) - st.GAP_LOWEST
@@ -71,10 +69,7 @@ def count_gaps(s: State, gap_ms: float, times: int) -> None:
 
 @inner
 def note_step(o: Limits, s: State, work: Work, made: int, times: tuple[float, float, float]) -> None:
-    """Add a step that made so many tokens to the counters, and to the slice that it begins in.
-
-    times: its begin, its duration, and when its tokens appear.
-    """
+    """Add a step that made so many tokens to counters and timeline. times: begin, duration, when tokens appear."""
     begin, duration, out = times
     s.i[st.STEPS] += 1
     s.i[st.PREFILL_TOKENS] += int(work.P)

@@ -1,7 +1,6 @@
-"""Cost of an engine step in compiled code, for every model family, with the noise of single steps.
+"""Cost of an engine step in compiled code, with the noise of single steps: docs/theory/simulation.md, "Step cost".
 
-Generated from the terms of the built-in models: one vector of coefficients covers them. A step lasts typical cost ×
-level of its size × noise of its phase and batch. Theory: docs/theory/simulation.md, "Step cost".
+Generated from the terms of the built-in models: one vector of coefficients covers them.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +46,6 @@ def uniform(seed: int, request: int, token: int, place: int) -> float:
 
 @inner
 def sequence(stream: NDArray[np.uint64]) -> float:
-    """Return the next number in [0, 1) of a splitmix64 stream (1,)."""
     stream[0] += np.uint64(0x9E3779B97F4A7C15)
     return float((mixed(stream[0]) >> np.uint64(11)) * (1.0 / 9007199254740992.0))
 
@@ -72,15 +70,12 @@ _OF_BELOW = 1.0 / (1 << SIZE_SHIFT)
 
 
 class Scatter(NamedTuple):
-    """Step noise by phase; `on` is false if no phase has noise."""
-
     level: FloatArray  # ratios to the typical cost (3, SIZES + 1) by phase and size
     noise: NoiseTable
     on: bool
 
 
 def scatter_from(decode: StepNoise | None, prefill: StepNoise | None, mixed: StepNoise | None) -> Scatter:
-    """Build the noise by phase; None makes a phase deterministic."""
     phases = (decode, prefill, mixed)
     bits = np.arange(SIZES + 1, dtype=np.int64) + SIZE_LOWEST << SIZE_SHIFT
     sizes = np.asarray(bits.view(np.float64))
@@ -134,7 +129,6 @@ class Work(NamedTuple):
 
 
 def terms_of(model: LatencyModel | None) -> tuple[Term, ...]:
-    """Return the terms that a model adds up; none for a model that is no table of terms."""
     if model is None:
         return ()
     return (*terms_of(getattr(model, "base", None)), *getattr(model, "terms", ()))
@@ -241,7 +235,7 @@ def _table(decode: FitResult, with_prefill: FitResult) -> Table:
 
 
 def linear_costs(tau_0: float, tau_B: float, tau_S: float) -> StepCosts:
-    """Make costs T = tau_0 + tau_B B + tau_S S for every step, in ms."""
+    """Make costs T = tau_0 + tau_B B + tau_S S, in ms."""
     c = np.zeros((2, WIDTH))
     c[:, [PLACES[term.column] for term in LINEAR.terms]] = tau_0, tau_B, tau_S
     return StepCosts(c)
@@ -316,7 +310,6 @@ def correction(t: Table, row: int, D: float, P: float, held: tuple[float, float]
 
 @inner
 def of_decoding(t: Table, B: float, cached: float) -> float:
-    """Return the correction factor of a step that decodes B requests with `cached` tokens in all."""
     return 1.0 if t.values.shape[1] == 0 else float(correction(t, 0, B, 0.0, (cached / max(B, 1.0), 0.0)))
 
 
@@ -338,7 +331,6 @@ def step_ms(costs: StepCosts, w: Work) -> float:
 
 @inner
 def drawn_ms(costs: StepCosts, s: State, w: Work) -> float:
-    """Draw the latency of the next step of an engine in ms."""
     phase = phase_row(w.P, w.S)
     T = step_ms(costs, w) * level_of(costs.scatter, phase, w.S)
     return float(noisy_ms(costs.scatter, s, noise_group(costs.scatter, phase, w.B), T))

@@ -1,7 +1,6 @@
-"""Means and percentiles of simulated response times with confidence intervals, and run lengths.
+"""Estimates of response times with intervals: docs/theory/simulation.md, "Statistics of response times".
 
-The standard error comes from batch means, with batches much longer than the "reach", the correlation length in
-requests. Derivation: docs/theory/simulation.md, "Statistics of response times".
+Batch means, with batches much longer than the "reach", the correlation length in requests.
 """
 
 import math
@@ -75,7 +74,6 @@ class Summary:
 
 
 def summarise(run: Replication, length: Length, sla_ms: float = math.inf, load: str = STEADY) -> Summary:
-    """Summarise a run without the warm-up and requests that were never served."""
     warm = min(run.drawn.load.warm, len(run.response_ms))
     times, path = run.response_ms[warm:], run.path[warm:]
     ids = run.drawn.load.class_id[warm : warm + len(times)]
@@ -150,15 +148,12 @@ class BatchErrors(Record, frozen=True):
         return math.sqrt(count / (count - 1) * float(groups @ groups) * (1 + 2 * left)), count
 
     def half_width(self) -> tuple[float, int]:
-        """Return half of the interval in the unit of the errors, and the number of batches."""
         error, batches = self.standard_error()
         return student_quantile(batches - 1, 0.5 + LEVEL / 2) * error if batches > 1 else math.nan, batches
 
 
 @dataclass(frozen=True)
 class Estimate(Interval):
-    """An estimate from batches, whether the runs were long enough for it, and the requests that it needs."""
-
     batches: int = 0
     trusted: bool = False
     needed: int = 0
@@ -201,7 +196,6 @@ def _errors(summaries: Sequence[Summary], pool: Histogram, value: float, share: 
 
 
 def _ends(pool: Histogram, share: float, half: float) -> tuple[float, float]:
-    """Return the times at the ends of an interval of shares; NaN beyond all requests."""
     if math.isnan(half):
         return math.nan, math.nan
     low = pool.value(share - half) if share - half > 0 else 0.0
@@ -247,7 +241,6 @@ def reach_of(rows: Sequence[FloatArray], length: int) -> float:
 
 
 def _means(times: FloatArray, piece: int) -> FloatArray:
-    """Return the mean of the finite times in stretches of `piece` requests (k,)."""
     starts = np.arange(0, len(times), piece)
     if not len(starts):
         return np.empty(0)

@@ -1,7 +1,6 @@
 """Simulate requests that arrive, are batched by a policy and served on two paths, in compiled code.
 
 With one class the queue is the slice [HEAD, TAIL) of `line`; several classes are linked lists, merged by class and age.
-Functions share tuples: queue (line, following, lists), paths (servers, free), counters q and clocks t.
 """
 
 from typing import Any, NamedTuple
@@ -208,7 +207,6 @@ def take_next(members, arrive, queue, q, how):  # type: ignore[no-untyped-def]
 
 @inner
 def send_next(returns, sent, q, idle_from):  # type: ignore[no-untyped-def]
-    """Schedule the next request of a user whose last one ended at `idle_from`, after the think time."""
     i = q[ISSUED]
     sent[i] += idle_from
     push(returns, q, RETURNING, sent, i)
@@ -286,7 +284,6 @@ def _next_free(paths, now):  # type: ignore[no-untyped-def]
 
 @inner
 def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-untyped-def]
-    """Return the typical T of a batch, interpolated linearly over tokens."""
     lasts = times[path, take, 0]
     if len(grid) > 1:
         total = 0
@@ -303,7 +300,6 @@ def _service_ms(times, grid, tokens, members, path, take):  # type: ignore[no-un
 
 @inner
 def _occupy(paths, busy, path, now, lasts):  # type: ignore[no-untyped-def]
-    """Serve on the server of a path that became free first; return when the service ends."""
     servers, free = paths
     server = 0
     for other in range(1, servers[path]):
@@ -328,7 +324,6 @@ def _answer(arrive, served, members, take, how):  # type: ignore[no-untyped-def]
 
 @inner
 def _mark(arrive, warm, paths, q, busy):  # type: ignore[no-untyped-def]
-    """Store the service begun at the first and at the last arrival that counts."""
     servers, free = paths
     while q[PHASE] < DRAINING:
         mark = warm if q[PHASE] == WARMING else len(arrive) - 1

@@ -1,7 +1,4 @@
-"""One run of a policy against a load: draw the load, run the compiled loop.
-
-A run that a real system served (`measured_run`) takes the same form.
-"""
+"""One run of a policy against a load."""
 
 import csv
 import io
@@ -214,7 +211,6 @@ def _scratch(load: Load, machine: Machine) -> Scratch:
 
 
 def _span(load: Load, out: Out, issued: int) -> tuple[float, FloatArray]:
-    """Time between the first and the last arrival that count, and the service in it by path (2,)."""
     reached = int(out.counters[PHASE])
     if issued <= load.warm:
         return 0.0, np.zeros(2)
@@ -224,7 +220,6 @@ def _span(load: Load, out: Out, issued: int) -> tuple[float, FloatArray]:
 
 @compiled
 def _account(arrive: Any, response: Any, begin: float, end: float) -> tuple[float, int]:
-    """Return the sum of the response times, and how many requests ended after `begin` and up to `end`."""
     total, done = 0.0, 0
     for i in range(len(arrive)):
         if response[i] == response[i]:
@@ -248,7 +243,6 @@ class Event(NamedTuple):
 
 
 def event_log(policy: Policy, system: System, load: AnyLoad, requests: int, seed: int = 0) -> list[Event]:
-    """Return the events of a run of so many requests, as in replication 0 of `simulate`."""
     streams = Streams(seed)
     served = run(policy, system, draw(load, requests, 0.0, system, streams), streams, log=True)
     assert served.out is not None
@@ -264,7 +258,6 @@ def event_log(policy: Policy, system: System, load: AnyLoad, requests: int, seed
 
 
 def write_events(target: Path, events: Sequence[Event]) -> None:
-    """Write a log as CSV, an event a row; requests between spaces."""
     stream = io.StringIO()
     rows = csv.writer(stream, lineterminator="\n")
     rows.writerow(Event._fields)

@@ -88,7 +88,6 @@ class SimResult(Record, frozen=True):
         return f"SimResult({self.policy}, {self.rate_per_s:.4g} req/s, ms: {shown}{state})"
 
     def percentile_ms(self, share: float) -> float:
-        """Return the time within which a share of all requests was answered."""
         return pooled([batch for each in self.summaries for batch in each.batches]).value(share)
 
     def document(self) -> dict[str, Any]:
@@ -191,7 +190,6 @@ def make_result(
 
 
 def measured_result(policy: Policy, system: System, served: Replication) -> SimResult:
-    """Return the result of requests that a real system served, by the same statistics."""
     n, warm = len(served.arrive_ms), served.drawn.load.warm
     span = float(served.arrive_ms[-1] - served.arrive_ms[warm]) if n > warm + 1 else math.nan
     rate = (n - warm - 1) / span if span > 0 else math.nan
@@ -199,7 +197,6 @@ def measured_result(policy: Policy, system: System, served: Replication) -> SimR
 
 
 def _batch_sizes(sizes: Any) -> dict[str, float]:
-    """Return percentiles over batches of both paths; NaN if none began."""
     counts = np.cumsum(sizes.sum(axis=0))
     return {
         name: float(np.searchsorted(counts, math.ceil(p * counts[-1] - 1e-9))) if counts[-1] else math.nan
@@ -208,7 +205,6 @@ def _batch_sizes(sizes: Any) -> dict[str, float]:
 
 
 def _too_short(summaries: Sequence[Summary], latency: Mapping[str, Estimate], *, free: bool) -> list[str]:
-    """Return which statistics have no interval, or one that is too narrow, and what they need."""
     counted, kind = sum(each.counted for each in summaries), summaries[0].load
     lacking = [name for name, each in latency.items() if not each.trusted or math.isnan(each.high)]
     if not lacking:

@@ -1,7 +1,6 @@
 """Run replications of a policy under a load, and sweeps over policies, rates and settings.
 
-Replication r draws its load from (seed, r) alone, so policies with one seed meet the same requests, whatever the number
-of threads. The default length follows from the load (`policies.estimate`).
+Replication r draws its load from (seed, r) alone, so policies with one seed meet the same requests.
 """
 
 import itertools
@@ -121,7 +120,6 @@ def one_replication(
 
 
 def _first_length(load: Load, options: Options) -> Length:
-    """Return the requested length, else a first one that `longer` extends."""
     requests, replications, warmup = options.requests, options.replications, options.warmup
     if isinstance(load, RecordedLoad):
         recorded = len(load.requests)
@@ -134,7 +132,6 @@ def _first_length(load: Load, options: Options) -> Length:
 
 
 def _replications_needed(summaries: list[Summary], precision: float, most: int) -> int:
-    """Return the replications to run up to for the precision of p99."""
     count = len(summaries)
     found, _ = estimate(summaries, PERCENTILES["p99"])
     width = found.relative_half_width
@@ -151,7 +148,6 @@ def load_rate(load: Load) -> float:
 
 
 def kind_of(load: Load) -> str:
-    """Return STEADY, VARYING or RECORDED."""
     if isinstance(load, RecordedLoad):
         return RECORDED
     return VARYING if isinstance(load, OpenLoad) and isinstance(load.arrivals, Piecewise) else STEADY
@@ -178,7 +174,6 @@ class Point:
         return digest((self.policy, self.system, self.load, self.options))
 
     def run(self, threads: int, begun: Callable[[float], None] | None) -> SimResult:
-        """Return the result without its replications, which take memory."""
         found = simulate(self.policy, self.system, self.load, self.options, threads=threads, progress=begun)
         return structs.replace(found, summaries=())
 

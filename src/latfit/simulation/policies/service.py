@@ -18,8 +18,6 @@ TOKEN_POINTS = 48  # points of the grid of tokens between which T is interpolate
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ServicePath:
-    """An execution path as the simulator sees it."""
-
     name: str
     times_ms: FloatArray  # typical T (largest + 1, grid) by batch (0 is unused) and tokens in the batch
     tokens: FloatArray  # the grid (grid,), rising; one entry if requests are alike
@@ -57,7 +55,6 @@ class ServicePath:
         return np.asarray(T + self.fixed_ms)
 
     def rate_limit(self, batch: int) -> float:
-        """Requests per ms of all servers with batches of this size."""
         return self.servers * batch / float(self.mean_ms[batch])
 
 
@@ -129,8 +126,6 @@ LARGEST, LARGEST_NOMINAL = 1024, 1 << 20  # largest batch of a fitted path, what
 
 @dataclass(frozen=True)
 class Serving:
-    """How requests meet the paths."""
-
     tokens_per_request: float = 1.0
     service: str = "fitted"  # times scatter as the fit's residuals did; or deterministic, exponential
     most_tokens: float = 0.0  # the longest request; 0 if requests are alike
@@ -191,6 +186,5 @@ def measured_path(path: ExecutionPath, serving: Serving) -> ServicePath:
 
 
 def path_times(system: System) -> PathTimes:
-    """Mean times, as policies go by them."""
     side = np.empty(0) if system.side is None else system.side.mean_ms[1:]
     return PathTimes(system.main.mean_ms[1:], side, system.main.servers)

@@ -1,7 +1,4 @@
-"""Run several engines: replicas behind a router, or prefill on separate engines.
-
-In round-robin, users of a closed loop stay on one replica. Usage: docs/concepts/simulation.md.
-"""
+"""Run several engines: replicas behind a router, or prefill on separate engines."""
 
 import math
 import re
@@ -90,9 +87,8 @@ EXAMPLES = "requests:20:1..8, waiting:2:1..8 or kv:70%:1..8"
 
 
 def parse_autoscaler(text: str) -> Autoscaler:
-    """Parse `requests:20:1..8`: a metric, its target per replica and the range of replicas. Raises WrongUsage.
-
-    `kv:70%:1..8:15s:5min` adds the interval between evaluations and the window of the highest recommendation.
+    """Parse `requests:20:1..8`, or `kv:70%:1..8:15s:5min` with the interval between evaluations and the window of the
+    highest recommendation. Raises WrongUsage.
     """
     found = RULE.fullmatch(text.strip())
     if found is None:
@@ -149,7 +145,6 @@ def serve_replicas(
 def _served(
     requests: Requests, load: Load, costs: StepCosts, limits: Limits, routing: Routing, before: int = 0
 ) -> EngineRun:
-    """Run a constant number of engines; `before` engines have used the first random streams."""
     if routing.route == "round-robin" or (routing.replicas == 1 and routing.route != "prefix"):
         return serve_in_turn(requests, load, costs, limits, range(before, before + routing.replicas))
     states, router = _routed(limits, load, costs, routing, routing.replicas, before)
@@ -199,7 +194,6 @@ def _routed(
 def new_fleet(
     scaling: Scaling | None, start_ms: float, first: int, places: int, span: tuple[float, float]
 ) -> core.Fleet:
-    """Make a fleet of `first` running replicas in `places`; `span`: first and last arrival in ms."""
     rule, looks = np.array([-1.0, 0.0, 0.0, 0.0, np.inf]), 0
     moments, counts, recent = np.empty(0), np.empty(0, dtype=np.int64), 1
     if isinstance(scaling, Schedule):

@@ -1,7 +1,6 @@
-"""Route arriving requests to engines, and change their number, in compiled code.
+"""Route arriving requests to engines, and change their number: docs/theory/simulation.md, "Router and replicas".
 
-At each arrival all engines advance to that moment, then the route picks one; ties go to the first. A removed replica
-finishes its requests first. Rules: docs/theory/simulation.md, "Router and replicas".
+At each arrival all engines advance to that moment, then the route picks one; ties go to the first.
 """
 
 from typing import NamedTuple
@@ -182,7 +181,7 @@ def _in_system(s: State) -> int:
 
 @inner
 def _outstanding(s: State) -> int:
-    """Count the tokens still to compute of requests that wait or run."""
+    """Count the tokens still to compute."""
     total = s.i[st.QUEUED]
     for i in range(s.i[st.COUNT]):
         if s.fin[i] == 0:
@@ -192,7 +191,6 @@ def _outstanding(s: State) -> int:
 
 @inner
 def _predicted_ms(o: Limits, load: Load, costs: StepCosts, s: State, r: int, output: float) -> float:
-    """Predict the time to the first token of a request that arrives now."""
     cached = load.unit * units_there(o, load, s, r) if len(load.known) > 0 else min(load.cached[r], load.prompt[r] - 1)
     waiting = s.i[st.QUEUED] + load.prompt[r] - cached
     D, K, tokens = 0.0, 0.0, float(waiting)
@@ -223,7 +221,6 @@ def _typical_ms(costs: StepCosts, work: Work) -> float:
 
 @inner
 def next_change(f: Fleet) -> float:
-    """Return when the fleet changes next; infinity for never."""
     found = (f.i[TICK] + 1) * f.rule[4] if f.rule[0] >= 0 else np.inf
     if f.i[NEXT] < len(f.moments):
         found = min(found, f.moments[f.i[NEXT]])
@@ -327,7 +324,6 @@ def _drained(states: State, k: int, now: float) -> bool:
 
 @inner
 def in_turn(f: Fleet) -> int:
-    """Return the next serving place in round-robin order."""
     k = f.i[TURN]
     while True:
         k = k + 1 if k + 1 < len(f.phase) else 0
