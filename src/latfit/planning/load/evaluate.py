@@ -209,7 +209,7 @@ class LoadPlanner:
 
     def sensitivity(self, shown: Candidate) -> list[Change]:
         machine = self.machine
-        rows = [self.change("as it is", machine, shown, self.rate)]
+        rows = [self.change("unchanged", machine, shown, self.rate)]
         for part in reversed(machine.parts):
             faster = part.scaled(FASTER)
             changed = replace(machine, cpu=faster) if part is machine.cpu else replace(machine, gpu=faster)

@@ -1,7 +1,4 @@
-"""Figures of a fit: T(B, S) as a map with its SLA, measured against predicted latency.
-
-Each `draw_...` fills given axes, so that the overview and the single pictures are the same.
-"""
+"""Figures of a fit: T(B, S) as a map with its SLA, measured against predicted latency."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -33,10 +30,11 @@ BAND_PCT = 10.0
 
 
 def draw_map(axes: Axes, view: FitView) -> None:
-    """Latency over (B, S): S < B is not possible, the faded part was not measured."""
     area = view.surface
     fastest, slowest = map(format_ms, view.span_ms)
-    title = f"A step takes {fastest} to {slowest} in the measured range"
+    context = view.fit.typical.get("context_tokens") if view.fit.assumed_context else None
+    at = "in the measured range" if context is None else f"at a context of {context:,.0f} tokens"
+    title = f"A step takes {fastest} to {slowest} {at}"
     style.dress(axes, title, "requests in the step, B", "tokens in the step, S")
     axes.grid(False)
     _draw_colours(axes, area)
@@ -56,7 +54,6 @@ def draw_map(axes: Axes, view: FitView) -> None:
 
 
 def _draw_colours(axes: Axes, area: Surface) -> None:
-    """The latency in colours with its scale, and thin lines so that it can be read without them."""
     values = area.T_ms[np.isfinite(area.T_ms)]
     # The slowest corner would take most of the colours for itself.
     low = float(values.min())
@@ -74,7 +71,6 @@ def _draw_colours(axes: Axes, area: Surface) -> None:
 
 
 def _fade_unmeasured(axes: Axes, view: FitView) -> None:
-    """White veil and hatching around the measured box."""
     area, (B_low, B_high, S_low, S_high) = view.surface, view.box
     left, right, bottom, top = area.B[0], area.B[-1], area.S[0], area.S[-1]
     veil: dict[str, Any] = {"facecolor": "#ffffffa6", "edgecolor": _HATCHING, "hatch": "///", "linewidth": 0}
@@ -101,7 +97,6 @@ def _draw_sla(axes: Axes, area: Surface, line: SlaLine, dash: str) -> None:
 
 
 def draw_predicted(axes: Axes, view: FitView) -> None:
-    """Measured over predicted latency by phase, with the line where they agree."""
     rows = view.agreement
     assert rows is not None
     errors = error_metrics(rows.measured_ms, rows.predicted_ms)
@@ -133,7 +128,7 @@ PANELS: Mapping[str, tuple[Callable[[Axes, FitView], None], str]] = {
 
 
 def fit_pictures(view: FitView, prefix: str = "") -> list[Picture]:
-    """Every panel that can be drawn as a picture; that of the map with what can be read on it under the pointer."""
+    """Return every panel that can be drawn; the map with readings under the pointer."""
     pictures = []
     for name, (draw, alt) in PANELS.items():
         if name == PREDICTED and view.agreement is None:
@@ -146,14 +141,13 @@ def fit_pictures(view: FitView, prefix: str = "") -> list[Picture]:
 
 
 def _readings(view: FitView, drawn: Figure) -> str:
-    """Where the axes of the drawn map are, as shares of the figure, and the steps on them."""
+    """Return where the axes of the map are, as shares of the figure, and the steps on them."""
     box = [float(each) for each in drawn.axes[0].get_position().bounds]
     ends = {name: [float(axis[0]), float(axis[-1])] for name, axis in (("B", view.surface.B), ("S", view.surface.S))}
     return json.dumps({"box": box, **ends, "steps": view.readings()}, separators=(",", ":"))
 
 
 def fit_figure(name: str, fit: FitResult, trace: Trace | None) -> Figure:
-    """The map of one fit, and measured against predicted latency if its rows are given."""
     view = FitView(fit, trace)
     shown = [MAP] if view.agreement is None else [MAP, PREDICTED]
     figure = style.new_figure((6.0 * len(shown), 4.8), dpi=130)
@@ -165,7 +159,7 @@ def fit_figure(name: str, fit: FitResult, trace: Trace | None) -> Figure:
 
 
 def why_not_drawn(fit: FitResult) -> str:
-    """Why the fit cannot be drawn over B and S; empty if it can."""
+    """Return why the fit cannot be drawn over B and S; empty if it can."""
     if not fit.status.ok or not all(p.name in fit.parameters for p in fit.structure.parameters):
         return f"the fit is not usable ({fit.status.sentence.rstrip('.')})"
     if not np.all(np.isfinite(fit.theta)):

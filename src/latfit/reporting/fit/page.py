@@ -1,4 +1,4 @@
-"""The report of a hardware profile and its plan. `render` is pure; `write_report` stores what it returned."""
+"""The report of a hardware profile and its plan."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +27,7 @@ from latfit.reporting.layout import (
 from latfit.reporting.plan import tables as plan_tables
 from latfit.reporting.plan.figures import plan_pictures
 from latfit.reporting.plan.summary import STATES, engine_line, probability_text
-from latfit.reporting.table import Card, make_bars
+from latfit.reporting.table import Bar, Card, make_bars
 from latfit.trace import Trace
 from latfit.units import count_text, format_ms, format_rate
 
@@ -52,8 +52,8 @@ LETTERS = (
 class ReportInput:
     """What a report is made from.
 
-    traces: cleaned rows by path, for the figures that need them.  percentile: the share of steps in percent that the
-    plan was made for.  request: the rest of the plan's request.  notes: on the making of this report.
+    traces: cleaned rows by path. percentile: share of steps in percent that the plan was made for. request: the rest of
+    the plan's request. notes: on the making of this report.
     """
 
     profile: HardwareProfile
@@ -66,7 +66,6 @@ class ReportInput:
 
 
 def render(report: ReportInput) -> Rendered:
-    """Return the report as text and PNG bytes."""
     paths, plan = report.profile.paths, report.plan
     stems = [file_stem(name) for name in paths]
     if len(set(stems)) < len(stems):
@@ -96,7 +95,7 @@ def render(report: ReportInput) -> Rendered:
             for label, plans in nearby.items()
             if plan is not None
         ],
-        bars=[] if plan is None else make_bars((row.change, row.percentile_ms) for row in plan.sensitivity),
+        bars=[] if plan is None else _change_bars(plan),
         target="" if plan is None else plan_tables.promise(plan),
         pictures=[picture for each in pictures.values() for picture in each[:2]],
         certainty=how_sure(report),
@@ -108,20 +107,25 @@ def render(report: ReportInput) -> Rendered:
     return render_page(page)
 
 
+def _change_bars(plan: Plan) -> list[Bar]:
+    """Return the percentile that the answer names, then what changes make of it."""
+    known = [row.percentile_ms for row in plan.strategies if row.percentile_ms is not None]
+    best = min(known, default=None) if plan.chosen is None else plan.chosen.percentile_ms
+    return make_bars((row.change, row.percentile_ms if i else best) for i, row in enumerate(plan.sensitivity))
+
+
 def write_report(folder: Path, report: ReportInput) -> Written:
-    """Render into `folder`, which is made where it is missing. Raises TargetNotWritable."""
     return write_page(folder, render(report), PAGE_NAME)
 
 
 def _view(path: ExecutionPath, report: ReportInput) -> FitView:
-    """Return what is drawn of a path."""
     trace, plan = report.traces.get(path.name), report.plan
     lines = [] if plan is None else [sla_line(path, plan, report.percentile)]
     return FitView(path.fit, trace if trace is not None and len(trace) else None, lines)
 
 
 def sla_line(path: ExecutionPath, plan: Plan, percentile: float) -> SlaLine:
-    """Return the typical latency at which the percentile of steps on this path just meets the SLA."""
+    """Return the typical latency at which the percentile of steps just meets the SLA."""
     level = levels_for(path, percentile).prefill
     share = "typical step" if level.percentile is None else f"{level.percentile:g} % of steps"
     decode = plan_tables.decode_limit(plan) if path.name == plan.engines_path else None
@@ -129,7 +133,7 @@ def sla_line(path: ExecutionPath, plan: Plan, percentile: float) -> SlaLine:
 
 
 def _limits(report: ReportInput, nearby: Mapping[str, Mapping[str, Plan]], pictures: Sequence[Picture]) -> Section:
-    """Return what the plan decides: thresholds, plans at other limits, strategies, steps, settings."""
+    """Return the section of what the plan decides."""
     plan, found, sentences = report.plan, [], []
     if plan is not None:
         others = (plan_tables.other_plans_table(f"Limits by {label}", plans) for label, plans in nearby.items())
@@ -141,7 +145,6 @@ def _limits(report: ReportInput, nearby: Mapping[str, Mapping[str, Plan]], pictu
 
 
 def _card(plan: Plan, profile: HardwareProfile, at: str = "") -> Card:
-    """Return the answer of one plan."""
     errors = [number for path in profile.paths.values() if (number := tables.held_out_number(path))]
     limit = [f"What limits it: {plan.binding}."] if plan.feasible else []
     return Card(
@@ -157,7 +160,7 @@ def _card(plan: Plan, profile: HardwareProfile, at: str = "") -> Card:
 
 
 def plans_nearby(plan: Plan, report: ReportInput) -> dict[str, dict[str, Plan]]:
-    """Plan again at SLAs, and at rates, around the plan's, by slider and place; empty if the request is not known."""
+    """Plan again at SLAs and rates around the plan's, by slider and place; empty if the request is not known."""
     request = report.request
 
     def again(sla_ms: float, rate: float | None) -> Plan:
@@ -200,7 +203,7 @@ def how_sure(report: ReportInput) -> list[str]:
 
 
 def _warnings(report: ReportInput) -> list[Message]:
-    """Return those of the plan, then those of the fits; a plan names nominal paths itself."""
+    """Return the warnings of the plan, then of the fits; a plan names nominal paths itself."""
     of_fits = [
         warning.about(name)
         for name, path in report.profile.paths.items()
@@ -211,7 +214,6 @@ def _warnings(report: ReportInput) -> list[Message]:
 
 
 def _section(path: ExecutionPath, pictures: Sequence[Picture]) -> Section:
-    """Return a path's model, parameters and errors."""
     fit, measured = path.fit, path.nominal is None
     source = {f"rows {key}": value for key, value in fit.data.to_json().items() if key in ("source", "sha256")}
     facts, missing = tables.provenance({**source, **fit.provenance}), why_not_drawn(fit)

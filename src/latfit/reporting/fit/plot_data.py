@@ -1,4 +1,4 @@
-"""What the figures of a fit draw, as arrays: the latency surface, measured cells, rows against predictions."""
+"""What the figures of a fit draw, as arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ MAX_READINGS = 600
 
 
 class SlaLine(NamedTuple):
-    """An SLA on the map: its words, and the typical latency in ms at which it is just met.
+    """An SLA on the map: its label, and the typical latency in ms at which it is just met.
 
-    decode: the largest decode batch within the SLA; decode steps have another noise than the line, which it is off.
+    decode: the largest decode batch within the SLA, which is off the line because decode steps have another noise.
     """
 
     label: str
@@ -30,7 +30,7 @@ class SlaLine(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """Rows (n,) with their prediction and phase; the phase is '' if it is not known."""
+    """Rows (n,) with their prediction and phase, '' if unknown."""
 
     measured_ms: FloatArray
     predicted_ms: FloatArray
@@ -38,12 +38,11 @@ class Agreement(NamedTuple):
 
     @property
     def error_pct(self) -> FloatArray:
-        """Prediction minus measurement, in percent of the measurement."""
         return (self.predicted_ms - self.measured_ms) / self.measured_ms * 100
 
 
 class Cells(NamedTuple):
-    """Each (B, S) that was measured (m,): how often, and the median of its latencies."""
+    """Each measured (B, S), (m,): how often, and its median latency."""
 
     B: FloatArray
     S: FloatArray
@@ -85,7 +84,6 @@ class FitView:
 
     @property
     def span_ms(self) -> tuple[float, float]:
-        """Fastest and slowest predicted step inside the measured box."""
         area, (B_low, B_high, S_low, S_high) = self.surface, self.box
         inside = np.outer((S_low <= area.S) & (S_high >= area.S), (B_low <= area.B) & (B_high >= area.B))
         values = area.T_ms[inside & np.isfinite(area.T_ms)]
@@ -97,7 +95,7 @@ class FitView:
 
     @cached_property
     def agreement(self) -> Agreement | None:
-        """The rows against the fit; None without rows, or if the fit predicts a latency of zero for some."""
+        """The rows against the fit; None without rows, or if a prediction is zero."""
         trace = self.trace
         if trace is None:
             return None
@@ -132,7 +130,7 @@ def _rounded(value: float) -> float | None:
 
 
 def gather_cells(B: FloatArray, S: FloatArray, T_ms: FloatArray) -> Cells:
-    """Gather rows (n,) with equal (B, S) under the median of their latency."""
+    """Gather rows (n,) with equal (B, S)."""
     cells, cell, rows = np.unique(np.column_stack([B, S]), axis=0, return_inverse=True, return_counts=True)
     parts = np.split(T_ms[np.argsort(cell, kind="stable")], np.cumsum(rows)[:-1])
     return Cells(cells[:, 0], cells[:, 1], np.array([np.median(part) for part in parts]), rows)

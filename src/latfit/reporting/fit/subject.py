@@ -1,4 +1,4 @@
-"""What a report is about: model, machine and device of each path, as far as its fit or its rows name them."""
+"""Model, machine and device of each path, as far as its fit or its rows name them."""
 
 from collections.abc import Iterable, Mapping
 
@@ -31,7 +31,6 @@ def describe_path(path: ExecutionPath, rows: Trace | None) -> str:
 
 
 def _identity(path: ExecutionPath, rows: Trace | None) -> dict[str, str]:
-    """Facts of the measured system by name, those of the rows first."""
     if path.nominal is not None:
         return {}
     return {**fitted_identity(path.fit), **(identity_of(rows) if rows is not None else {})}

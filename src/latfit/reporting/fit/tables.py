@@ -1,4 +1,4 @@
-"""Tables of a fit: how far it can be trusted, its parameters and errors, what was checked, the rows that it used."""
+"""Tables of a fit: errors, parameters, the rows that it used."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,6 @@ _BASELINE_NAMES: Mapping[str, str] = {"linear": "linear baseline", "constant": "
 
 
 def held_out_number(path: ExecutionPath) -> KeyNumber | None:
-    """Return the held-out error of a path and that of the linear baseline; None if there is none."""
     own, line = path.fit.cross_validation.mape_pct, _baseline(path.fit, "linear").cv.mape_pct
     if own is None:
         return None
@@ -31,7 +30,7 @@ def _baseline(fit: FitResult, name: str) -> Baseline:
 
 
 def _errors_by_phase(fit: FitResult) -> dict[str, tuple[float, float | None]]:
-    """Return the held-out MAPE of each phase, of the fit and of the linear baseline; empty where there is one phase."""
+    """Return the held-out MAPE of each phase, of the fit and of the baseline; empty for one phase."""
     own, line = (each.errors for each in (fit.cross_validation, _baseline(fit, "linear").cv))
     other = (line.by_phase if line else None) or {}
     return {name: (error, other.get(name)) for name, error in ((own.by_phase if own else None) or {}).items()}
@@ -63,7 +62,6 @@ def trust_sentence(fit: FitResult) -> str:
 
 
 def phases(fit: FitResult) -> Table:
-    """Return the held-out error of each phase of the fit and the linear baseline; empty where there is one phase."""
     steps = {name: count(errors.n) for name, errors in (fit.diagnostics.regimes or {}).items()}
     return make_table(
         "Held-out error by phase",
@@ -76,7 +74,7 @@ def phases(fit: FitResult) -> Table:
 
 
 def parameters(fit: FitResult) -> Table:
-    """Values with their 95 % interval; parameters that the data do not determine are named together below."""
+    """Values with their 95 % interval; parameters that are not identifiable are named below."""
     rows = [(p, fit.parameters[p.name]) for p in fit.structure.parameters if p.name in fit.parameters]
     unknown = [p.name for p, estimate in rows if _value(estimate) == NOT_IDENTIFIED]
     resampled = fit.bootstrap.get("parameters", {})
@@ -107,7 +105,7 @@ def _interval(estimate: Estimate) -> str:
 
 
 def errors(fit: FitResult) -> Table:
-    """The model and the baselines, by phase, and on harder held-out rows, as far as they are known."""
+    """Errors of the model and the baselines, by phase, and on harder held-out rows."""
     validation = fit.cross_validation
     harder = {
         "later steps than those that trained": validation.expanding_window,
@@ -143,7 +141,6 @@ def errors(fit: FitResult) -> Table:
 
 
 def rows_used(fit: FitResult) -> Table:
-    """What was read, what was dropped and why, what was used."""
     facts = fit.data
     box = [f"{name} {span(fit.domain[name])}" for name in ("B", "S") if len(fit.domain.get(name, ())) == 2]
     rows = [("read", count(facts.rows_read), "")] if facts.rows_read is not None else []
@@ -153,7 +150,6 @@ def rows_used(fit: FitResult) -> Table:
 
 
 def provenance(facts: Mapping[str, Any]) -> Table:
-    """Free-form facts, nested ones under dotted names."""
     return Table("Where it comes from", ("fact", "value"), list(_flatten(facts)), words=("value",))
 
 

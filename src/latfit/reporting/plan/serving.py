@@ -1,4 +1,4 @@
-"""A plan of serving engines: the answer in lines, its tables, the page."""
+"""A plan of serving engines: lines, tables, the page."""
 
 import math
 import shlex
@@ -25,7 +25,6 @@ VERDICTS = {"good": "meets the targets", "doubt": "likely meets the targets", "b
 
 
 def serving_summary(plan: ServingPlan) -> PlanSummary:
-    """The plan as a command prints it by default."""
     tables = [*serving_tables(plan, brief=True), named_facts(plan_facts(plan))]
     lines = [f"Start each: {engine_command(plan)}"] if plan.feasible and not plan.unsupported else []
     warnings = [*plan.unsupported, *(each.text for each in plan.warnings)]
@@ -33,7 +32,6 @@ def serving_summary(plan: ServingPlan) -> PlanSummary:
 
 
 def plan_facts(plan: ServingPlan) -> list[tuple[str, str]]:
-    """Return what decides about the plan: capacity, margin, bottleneck, cost, the fits behind it."""
     facts: dict[str, str] = {}
     if plan.feasible:
         facts = {"capacity": capacity_text(plan), "margin": _margin(plan), **_one_fewer(plan)}
@@ -48,7 +46,6 @@ def plan_facts(plan: ServingPlan) -> list[tuple[str, str]]:
 
 
 def verdict(plan: ServingPlan) -> str:
-    """The plan in a sentence."""
     cache = "" if plan.kv_cache else ", with an unlimited KV cache (--kv-blocks limits it)"
     load, tried = f"{plan.load} ({plan.request}){cache}", plan.replicas.tried
     if tried is None:
@@ -89,7 +86,6 @@ def _margin(plan: ServingPlan) -> str:
 
 
 def _one_fewer(plan: ServingPlan) -> dict[str, str]:
-    """Return what one replica less would do."""
     fewer = plan.replicas
     if not fewer.one_fewer:
         return {}
@@ -99,7 +95,6 @@ def _one_fewer(plan: ServingPlan) -> dict[str, str]:
 
 
 def capacity_text(plan: ServingPlan) -> str:
-    """Return the highest load that meets the targets, with its interval."""
     if plan.users is None or plan.carries is None:
         return _capacity_rate(plan)
     ends = (plan.highest_rate_per_s, plan.capacity_per_s, plan.missed_from_rate_per_s)
@@ -128,7 +123,7 @@ def _value(unit: str, value: float) -> str:
 
 
 def stall_text(stalls: Stalls) -> str:
-    """Return what a long prompt does to requests that decode, and the knee if it is another token budget."""
+    """Return what a long prompt does to decoding requests, and the knee if it is another token budget."""
     planned, knee = stalls.planned, stalls.knee
     decoding = count_text(stalls.decoding, "decoding request")
     text = f"{_gap(planned)} without a token for {decoding} during a prompt of {stalls.prompt_tokens:,} tokens (p99)"
@@ -157,7 +152,6 @@ def _cost(plan: ServingPlan) -> str:
 
 
 def _schedule(plan: ServingPlan) -> str:
-    """Return replicas that come and go, compared with a constant number."""
     schedule = plan.schedule
     if schedule is None:
         return ""
@@ -170,7 +164,6 @@ def _schedule(plan: ServingPlan) -> str:
 
 
 def _prefill_apart(plan: ServingPlan) -> str:
-    """Return replicas that prefill for others, compared with those that do both."""
     apart, together = plan.prefill_apart, plan.replicas.value
     if apart is None:
         return ""
@@ -189,14 +182,13 @@ def _prefill_apart(plan: ServingPlan) -> str:
 
 
 def engine_command(plan: ServingPlan) -> str:
-    """Return the command line that starts the engine whose steps were measured."""
     assert plan.engine is not None
     key, kv_tokens = engine_key(each.system for each in plan.fits), plan.engine.cache_tokens if plan.kv_cache else None
     return start_line(key, plan.engines, plan.engine.order, "MODEL", kv_tokens)
 
 
 def serving_tables(plan: ServingPlan, *, brief: bool = False) -> list[Table]:
-    """Latencies of requests, brief: with intervals of p99 alone; in full the stalls as well."""
+    """Return latencies of requests, in full the stalls as well. brief: intervals of p99 alone."""
     caption = f"Requests at {format_rate(plan.rate_per_s)}"
     wide = ("p99",) if brief else STATISTICS
     found = [] if plan.outcome is None else [times_table(caption, plan.outcome, wide)]
@@ -206,7 +198,6 @@ def serving_tables(plan: ServingPlan, *, brief: bool = False) -> list[Table]:
 
 
 def stalls_table(stalls: Stalls) -> Table:
-    """The longest gap between two tokens, and the throughput, by token budget."""
     return make_table(
         f"A prompt of {stalls.prompt_tokens:,} tokens beside {count_text(stalls.decoding, 'decoding request')}",
         stalls.choices,
@@ -226,10 +217,7 @@ def stalls_table(stalls: Stalls) -> Table:
 def serving_page(
     plan: ServingPlan, made: "Making", nearby: Mapping[str, Mapping[str, ServingPlan]] = {}, subject: str = ""
 ) -> "Rendered":
-    """Return the plan as a page.
-
-    nearby: plans at other loads or limits, this one among them, by slider and place.  subject: model and machine.
-    """
+    """Return the plan as a page. nearby: plans at other loads or limits, this one among them, by slider and place."""
     from latfit.reporting import layout
     from latfit.reporting.plan.figures import distribution_figure, serving_figure
 
@@ -242,6 +230,7 @@ def serving_page(
         pictures.append(layout.draw_picture("front", alt, serving_figure(plan)))
     summary = serving_summary(plan)
     others = [_nearby_table(label, plans) for label, plans in nearby.items()]
+    assumed, warnings = (plan.notes, summary.warnings) if plan.kv_cache else ((), (*summary.warnings, *plan.notes))
     page = layout.Page(
         f"A plan of serving engines{subject and ': '}{subject}",
         made,
@@ -250,21 +239,20 @@ def serving_page(
         effect_bars(plan.effects),
         plan.effects[0].target if plan.effects else "",
         pictures,
-        _how_sure(plan),
-        [(text, "") for text in (*summary.warnings, *summary.others)],
+        [*_how_sure(plan), *assumed],
+        [(text, "") for text in warnings],
         [layout.Section("Requests", "requests", [*others, *serving_tables(plan)], open=True)],
     )
     return layout.render_page(page)
 
 
 def effect_bars(effects: Sequence[Effect]) -> list[Bar]:
-    """Return (change, what the nearest target becomes, length of its bar in percent), the unchanged plan first."""
+    """Return bars of what the nearest target becomes, the unchanged plan first."""
     values = [("unchanged", each.before) for each in effects[:1]] + [(each.change, each.after) for each in effects]
     return make_bars(values, lambda value: _value(effects[0].unit, value))
 
 
 def _nearby_table(label: str, plans: Mapping[str, ServingPlan]) -> Table:
-    """What each load or limit needs."""
     return make_table(
         f"Replicas and settings by {label}",
         plans.items(),
@@ -279,7 +267,6 @@ def _nearby_table(label: str, plans: Mapping[str, ServingPlan]) -> Table:
 
 
 def _card(plan: ServingPlan, at: str = "") -> Card:
-    """The answer of one plan."""
     state, numbers, command = STATES[plan.promise], [], ""
     if plan.feasible:
         capacity, _, interval = capacity_text(plan).partition(" (")
@@ -294,11 +281,11 @@ def _card(plan: ServingPlan, at: str = "") -> Card:
         ]
         command = engine_command(plan) if plan.engine is not None else ""
     asked = f"{plan.load}, {plan.request}"
-    return Card(asked, VERDICTS[state], verdict(plan), state, [], numbers, command, at, plan_facts(plan))
+    facts = [(name, text) for name, text in plan_facts(plan) if name != "capacity"]  # one of the numbers
+    return Card(asked, VERDICTS[state], verdict(plan), state, [], numbers, command, at, facts)
 
 
 def _how_sure(plan: ServingPlan) -> list[str]:
-    """How far the answer can be trusted, in sentences."""
     found = []
     if plan.probability is not None:
         but = "" if plan.promise != "likely" or plan.probability < CONFIRMED else ", but for what the warnings say"

@@ -1,4 +1,4 @@
-"""What a simulation answers on one screen: a sentence with its state, and the table of a replay."""
+"""What a simulation answers in a sentence, and the table of a replay."""
 
 import math
 import re
@@ -18,17 +18,12 @@ _NUMBERS = re.compile(r"\d[\d,.]*")
 
 
 class Verdict(NamedTuple):
-    """The answer in a sentence, and how sure or how good it is."""
-
     text: str
     state: State
 
 
 def policies_verdict(runs: Sequence[SimResult], sla_ms: float = math.inf) -> Verdict:
-    """Name the policy with the lowest p99, by how much, and whether it is within the SLA.
-
-    Of several rates the highest that any policy carries counts.
-    """
+    """Name the policy with the lowest p99 at the highest rate carried, and whether it meets the SLA."""
     ranked = tables.best_policies(runs, sla_ms)
     if not ranked:
         slowest = min(runs, key=lambda run: run.rate_per_s)
@@ -79,13 +74,11 @@ def engines_verdict(runs: Sequence[EngineResult]) -> Verdict:
 
 
 def engine_numbers(runs: Sequence[EngineResult]) -> list[KeyNumber]:
-    """Return the p99 of each time of the best engine."""
     best = tables.best_engine(runs)[0]
     return [] if best is None else [_p99_number(title, times) for title, times in measured_times(best.summary)]
 
 
 def policy_numbers(runs: Sequence[SimResult], sla_ms: float) -> list[KeyNumber]:
-    """Return the p99 of the response of the best policy."""
     return [_p99_number("Response", run.latency) for run in tables.best_policies(runs, sla_ms)[:1]]
 
 
@@ -107,7 +100,7 @@ def _limited(run: EngineResult) -> str:
 
 
 def replay_table(runs: Sequence[Compared], *, brief: bool = False) -> Table:
-    """Show mean and p99 of each run as measured, and the range in which the prediction has such runs.
+    """Show mean and p99 of each run, and the range in which the prediction has such runs.
 
     brief: without how late requests were sent and what others used of the cores.
     """
@@ -141,7 +134,7 @@ def distinct(notes: Iterable[str]) -> list[str]:
 
 
 def would_carry(runs: Sequence[EngineResult]) -> str:
-    """Return what would serve a load that overloads every run, in a sentence."""
+    """Return what would serve a load that overloads every run."""
     best = max(runs, key=lambda run: run.summary.throughput_per_s)
     if best.routing.scaling is not None:
         return "Ask for more replicas, or sooner; or lower the rate."
