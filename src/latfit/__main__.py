@@ -6,7 +6,6 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line and exit with its code."""
     try:
         from latfit.cli.app import main as command
 

@@ -1,6 +1,6 @@
 """Public names of a package, each loaded at its first use (PEP 562), because many modules import SciPy or compile.
 
-A package lists them once, as imports for type checkers: `if TYPE_CHECKING: from latfit.package.module import name`.
+A package lists them once: `if TYPE_CHECKING: from latfit.package.module import name`.
 """
 
 import ast

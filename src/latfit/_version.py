@@ -1,3 +1,3 @@
-"""The one place that names the version; it imports nothing, so that `latfit --version` stays instant."""
+"""The version; imports nothing, so that `latfit --version` stays instant."""
 
 __version__ = "0.1.0"

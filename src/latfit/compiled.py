@@ -1,9 +1,8 @@
 """Numba decorators for hot loops: compiled without the GIL, cached on disk, dividing as NumPy does.
 
-The cache lies in the package's `__pycache__`, else in the user's cache folder, and depends on the sources of all
-MODULES: numba's own cache misses changes in inlined functions and constants. Simulator cores use no arrays of their own
-and inline their helpers, since reference counting and calls cost more than the work. Loading from the cache skips
-numba's registries, whose import takes most of the time.
+The cache depends on the sources of all MODULES, because numba's own cache misses changes in inlined functions and
+constants. Simulator cores use no arrays of their own and inline their helpers: reference counting and calls cost more
+than the work. Loading from the cache skips numba's registries, whose import takes most of the time.
 """
 
 import os
@@ -51,7 +50,7 @@ def sources() -> str:
 
 @cache
 def folder() -> Path | None:
-    """Return the cache folder; None if no folder is writable."""
+    """Return the cache folder: the package's `__pycache__`, else the user's; None if none is writable."""
     own = sha256(str(PACKAGE).encode()).hexdigest()[:16]
     chosen = settings.CACHE_DIR
     users = Path(chosen or folders.AppDirs("latfit", appauthor=False).user_cache_dir) / f"compiled-{own}"
@@ -65,7 +64,6 @@ def folder() -> Path | None:
 
 @cache
 def _announce() -> None:
-    """Announce the compilation on stderr, once per process."""
     tell(ONCE if folder() else EVERY_TIME)
 
 
@@ -152,7 +150,7 @@ def first_beyond(reached, low, high, u):  # type: ignore[no-untyped-def]
 
 @inner
 def mixed(x):  # type: ignore[no-untyped-def]
-    """Apply the finaliser of splitmix64: decorrelates neighbouring integers (uint64)."""
+    """Apply the finaliser of splitmix64 (uint64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -1,7 +1,7 @@
-"""Run tasks on a Dask cluster, or on workers of this host, and yield their results as they finish.
+"""Run tasks on a Dask cluster, or on workers of this host.
 
-A scheduler that does not answer, or has no workers, ends the work after PATIENCE_S. Any error or interrupt closes the
-client, which cancels its tasks and ends the workers that it started.
+A scheduler without an answer or workers ends the work after PATIENCE_S. Errors and interrupts close the client, which
+cancels its tasks and ends its workers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,8 +19,8 @@ def run_on_dask(
 ) -> Iterator[tuple[int, Any]]:
     """Yield (number, result) of each task, a function and its arguments, as it finishes.
 
-    scheduler: address of a cluster; without it, `workers` on this host (default: one a core). Raises WrongUsage if Dask
-    is not installed or no scheduler answers, the LatfitError of a task, and LatfitError if tasks are lost.
+    scheduler: address of a cluster; without it, `workers` on this host (default: one a core). Raises WrongUsage without
+    Dask or an answering scheduler, the LatfitError of a task, and LatfitError if tasks are lost.
     """
     try:
         distributed: Any = import_module("distributed")
@@ -68,7 +68,6 @@ def _result_of(future: Any) -> Any:
 
 
 def _count_workers(client: Any) -> int:
-    """Return the number of workers; 0 if the scheduler does not answer."""
     with suppress(Exception):  # a lost connection has many names
         return len(client.sync(client.scheduler.ncores, callback_timeout=PATIENCE_S / 4))
     return 0

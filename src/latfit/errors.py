@@ -11,7 +11,7 @@ silent: ContextVar[bool] = ContextVar("silent", default=False)  # whether only e
 
 
 def printable(text: str) -> str:
-    """Return the text with every character that is not printable escaped (`\\x1b`), but line breaks."""
+    """Return the text with characters that are not printable escaped, but line breaks."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(
@@ -21,13 +21,13 @@ def printable(text: str) -> str:
 
 
 def tell(text: str) -> None:
-    """Print a line about progress to stderr at once, unless silent."""
+    """Print progress to stderr at once, unless silent."""
     if not silent.get():
         print(printable(text), file=sys.stderr, flush=True)
 
 
 class LatfitError(Exception):
-    """Base of every error that latfit raises on purpose: what is wrong, where (file, option, row), and what to do."""
+    """Base of all errors raised on purpose: what is wrong, where (file, option, row), and what to do."""
 
     exit_code: ClassVar[int] = 1
 
@@ -69,13 +69,11 @@ class WrongUsage(LatfitError, exit_code=2):
 
 
 def refuse(wrong: bool, found: str, where: str, remedy: str) -> None:
-    """Raise WrongUsage if `wrong`."""
     if wrong:
         raise WrongUsage(found, where=where, remedy=remedy)
 
 
 def refuse_taken(name: str, known: Collection[str], what: str) -> None:
-    """Raise WrongUsage if something of that kind already has the name."""
     if name in known:
         raise WrongUsage(f"there is a {what} called {name!r}", where=f"add_{what}", remedy="Give yours another name.")
 

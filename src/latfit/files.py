@@ -1,7 +1,6 @@
 """Write files atomically, and report file system errors in the user's terms.
 
-A file is written under a temporary name and renamed: after a full disk or a crash it has the old content or the new.
-Writers that `rewrite` files in one folder take turns.
+A file is written under a temporary name and renamed. Writers that `rewrite` files in one folder take turns.
 """
 
 import errno
@@ -56,8 +55,8 @@ def check_writable(target: Path) -> None:
 def write_whole(target: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Let `write` fill a temporary file next to `target`, then rename it.
 
-    On any error `target` keeps its content and the temporary file is removed. Mode, owner and links are preserved. A
-    device or a pipe gets the content once it is complete.
+    On any error `target` keeps its content. Mode, owner and links are preserved. A device or a pipe gets the content
+    once it is complete.
     """
     check_writable(target)
     with file_system_errors(target):
@@ -125,7 +124,7 @@ def open_own(file: Path, flags: int) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk, where possible: a rename is not durable before."""
+    """Flush a folder's entries to disk: a rename is not durable before."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -135,7 +134,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def _resolve(target: Path) -> Path:
-    """Resolve links of `target`; an open stream of this process stays."""
     if str(target).startswith(STREAMS):
         return target
     place = Path(os.path.realpath(target))
@@ -151,7 +149,6 @@ def _is_special(place: Path) -> bool:
 
 @contextmanager
 def _temporary(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """Create a file that is deleted at the end unless renamed."""
     descriptor, name = tempfile.mkstemp(dir=folder, prefix=TEMPORARY[0], suffix=TEMPORARY[1])
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -161,7 +158,6 @@ def _temporary(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def _copy_mode(place: Path, partial: Path) -> None:
-    """Copy mode and, if permitted, owner and group of the replaced file."""
     if not place.exists():
         partial.chmod(0o666 & ~_UMASK)
         return

@@ -1,7 +1,7 @@
-"""Store response times of many requests in little memory: counts, ends and sums by bin.
+"""Response times of many requests in little memory: counts, ends and sums by bin.
 
-Bins follow the leading bits of a float64: 512 bins an octave, at most 0.2 % wide. Histograms add up, so percentiles
-are those of all requests of all runs. Interpolation: docs/theory/simulation.md, "Statistics of response times".
+Bins follow the leading bits of a float64: 512 an octave, at most 0.2 % wide. Interpolation: docs/theory/simulation.md,
+"Statistics of response times".
 """
 
 import math
@@ -46,11 +46,10 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """Mean of all times, ms."""
         return float(self.mass.sum()) / self.size if self.size else math.nan
 
     def share_in_bin(self, time: float) -> tuple[int, float]:
-        """Return the number of a time's bin, and the share of the bin's requests at or below the time."""
+        """Return a time's bin, and the share of the bin's requests at or below the time."""
         bits = max(int(np.float64(time).view(np.int64)), LEAST_BITS) if time > 0 else LEAST_BITS
         number = bits >> SHIFT
         column = number - self.first
@@ -127,7 +126,6 @@ def _count(times, number, first, bins):  # type: ignore[no-untyped-def]
 
 
 def pooled(histograms: Sequence[Histogram]) -> Histogram:
-    """Merge all requests of the histograms."""
     kept = [each for each in histograms if len(each.totals)]
     first = min((each.first for each in kept), default=0)
     bins = max((each.first + len(each.totals) for each in kept), default=0) - first

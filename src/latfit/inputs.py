@@ -1,7 +1,7 @@
 """Open the files that a user names, and decode JSON, within bounds.
 
 Readers look at a file more than once, so a pipe (standard input, `<(zcat log.gz)`, a FIFO) is copied into a temporary
-file first. Devices and folders are refused. JSON is bounded by MAX_JSON_BYTES.
+file first. Devices and folders are refused.
 """
 
 import json
@@ -25,7 +25,7 @@ _SPOOLED: list[Any] = []  # temporary files with the content of pipes; they vani
 
 
 def regular_file(source: Path) -> Path:
-    """Return the file itself, or the temporary file with the content of a pipe. Raises BadInput, also if empty."""
+    """Return the file, or a temporary file with the content of a pipe. Raises BadInput, also if empty."""
     try:
         found = source.stat()
         if stat.S_ISDIR(found.st_mode):
@@ -71,7 +71,7 @@ def _refuse_device(source: Path, mode: int) -> Path:
 
 
 def read_json(source: Path, *, what: str, made_by: str, infinite: bool = False) -> Any:
-    """Return the document in a file. Raises BadInput, with what such a file is called and which command makes one."""
+    """Return the document in a file. Raises BadInput. what, made_by: as of `Record`."""
     try:
         with regular_file(source).open("rb") as stream:
             content = stream.read(MAX_JSON_BYTES + 1)
@@ -112,7 +112,6 @@ def decode_json(content: bytes, *, infinite: bool = False) -> Any:
 
 
 def unreadable(source: Path, error: OSError) -> BadInput:
-    """Return the error for a file that cannot be opened."""
     if isinstance(error, FileNotFoundError):
         return BadInput("no such file", where=str(source), remedy="Check the name; paths are relative to this folder.")
     if isinstance(error, IsADirectoryError):

@@ -8,7 +8,7 @@ GIB = 1 << 30
 
 
 def check_memory(needed: float, where: str, remedy: str) -> None:
-    """Raise BadInput if `needed` bytes exceed the free memory, as far as that is known."""
+    """Raise BadInput if `needed` bytes exceed the free memory, if that is known."""
     free = free_memory_bytes()
     if free is not None and needed > free:
         raise BadInput(

@@ -1,4 +1,4 @@
-"""Messages about an answer: one record, and one table of all of them."""
+"""Messages about an answer: one record, and one table."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -44,17 +44,14 @@ class Message(Record, frozen=True):
         return self.severity != Severity.NOTE
 
     def about(self, subject: str) -> "Message":
-        """Return the message with its subject in front."""
         return structs.replace(self, message=f"{subject}: {self.message}")
 
     @property
     def text(self) -> str:
-        """Message and remedy, each with a full stop."""
         return " ".join(f"{part.rstrip('.')}." for part in (self.message, self.remedy) if part)
 
 
 def note(text: str) -> Message:
-    """Return a note of the general code `note`."""
     return Message("note", text, "", Severity.NOTE)
 
 

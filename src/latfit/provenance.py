@@ -12,7 +12,7 @@ COMPUTE = ("numpy", "scipy", "pandas", "pyarrow", "numba")  # libraries whose ve
 
 
 def command_line() -> str:
-    """Return the command as typed, with the program's name instead of its path."""
+    """Return the command as typed, without the program's folder."""
     program = sys.argv[0].rpartition("/")[2]
     return shlex.join(["latfit" if program in ("latfit", "__main__.py") else program, *sys.argv[1:]])
 
@@ -22,7 +22,7 @@ def utc_now() -> str:
 
 
 def runs_on() -> str:
-    """Return Python, libraries and platform in one line, without importing the libraries."""
+    """Return Python and libraries in one line, without importing the libraries."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = [f"Python {platform.python_version()}"]
@@ -35,7 +35,6 @@ def runs_on() -> str:
 
 
 def run_facts(seed: int) -> dict[str, Any]:
-    """Return version, command, time, seed and libraries of a run."""
     import numpy as np
     import scipy
 

@@ -1,7 +1,7 @@
-"""Records that are their own JSON: one typed definition is the Python object, the file format and the `--json` answer.
+"""Records that are their own JSON: one definition is the Python object, the file format and the `--json` answer.
 
-A record is a `msgspec.Struct`. Its field types, and its `__post_init__` where that raises ValueError, define what is
-valid. A violation is one `BadInput` that names the place in the document.
+Its field types, and its `__post_init__` where that raises ValueError, define what is valid. A violation is one
+`BadInput` that names the place in the document.
 """
 
 import math
@@ -38,10 +38,9 @@ Seconds = NotNegative
 class Record(msgspec.Struct, frozen=True, dict=True):
     """Base of all records; a subclass repeats `frozen=True`, for type checkers.
 
-    Class keywords choose the form of the JSON: `tag_field="schema", tag="latfit.fit/1"` writes and checks the schema,
-    `omit_defaults=True` leaves out what has its default. Copy with `msgspec.structs.replace(record, field=value)`.
-    what, made_by: what the document is called and which command makes it, for errors.  not_in_json: fields that the
-    JSON leaves out.
+    `tag_field="schema", tag="latfit.fit/1"` writes and checks the schema, `omit_defaults=True` leaves out what has its
+    default. Copy with `msgspec.structs.replace(record, field=value)`. what, made_by: what the document is called and
+    which command makes it, for errors. not_in_json: fields that the JSON leaves out.
     """
 
     what: ClassVar[str] = "record"
@@ -49,14 +48,13 @@ class Record(msgspec.Struct, frozen=True, dict=True):
     not_in_json: ClassVar[Sequence[str]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return dicts, lists, numbers and text."""
         left_out = dict.fromkeys(self.not_in_json)
         found: dict[str, Any] = to_builtins(msgspec.structs.replace(self, **left_out) if left_out else self)
         return {name: value for name, value in found.items() if name not in left_out}
 
     @classmethod
     def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a document of an older version in today's form; a record whose form changed overrides this."""
+        """Return a document of an older version in today's form."""
         return document
 
     @classmethod
@@ -72,12 +70,12 @@ class Record(msgspec.Struct, frozen=True, dict=True):
         return cls.from_json(read_json(source, what=cls.what, made_by=cls.made_by), str(source))
 
     def write(self, target: Path) -> None:
-        """Write the record as JSON, whole or not at all. Raises TargetNotWritable."""
+        """Write the record as JSON. Raises TargetNotWritable."""
         write_json(target, self.to_json())
 
 
 class OpenRecord(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """A record whose document may have further keys: they are in `more`, and beside the others in the JSON."""
+    """A record whose document may have further keys: they are in `more`."""
 
     more: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
@@ -93,7 +91,7 @@ class OpenRecord(Record, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def to_builtins(value: Any) -> Any:
-    """Return a record, or a dataclass or container of records, as dicts, lists, numbers and text."""
+    """Return a record, dataclass or container as dicts, lists, numbers and text."""
     return _with_lists(msgspec.to_builtins(value, enc_hook=_encode, str_keys=True))
 
 
@@ -112,7 +110,7 @@ def convert(document: Any, kind: type[T]) -> T:
 def decode(
     document: Any, make: Callable[[Mapping[str, Any]], T], schema: Any, where: str, what: str, made_by: str = ""
 ) -> T:
-    """Check the schema ((key, value) or the value of `schema`), call `make`, and turn errors into BadInput."""
+    """Check the schema ((key, value), or the value of `schema`), call `make`, and turn errors into BadInput."""
     remedy = f"Make it again with `{made_by}`." if made_by else "Check how it was made."
     try:
         if not isinstance(document, Mapping):
@@ -134,7 +132,6 @@ def decode(
 
 
 def _encode(value: Any) -> Any:
-    """Turn numbers and arrays of NumPy, and `Number`, into what JSON has; call `to_json` of other objects."""
     if isinstance(value, float):
         return float(value)
     if hasattr(value, "to_json"):
@@ -145,7 +142,7 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(kind: Any, value: Any) -> Any:
-    """Make a field of a type that JSON does not have: `Number`, an array of floats, a class with `from_json`."""
+    """Make a field of a type that JSON does not have: `Number`, an array, a class with `from_json`."""
     if kind is Number:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ValueError(f"Expected a number or null, got {str(value)[:40]!r}")

@@ -1,4 +1,4 @@
-"""Statistics that several packages share: medians with intervals, weighted quantiles, groups, error metrics."""
+"""Statistics that several packages share."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class MedianInterval:
 
 
 def median_interval(samples: FloatArray, level: float = 0.95) -> MedianInterval:
-    """Return the median of samples (n,) with its order-statistic interval (Hahn & Meeker 1991, section 5.2)."""
+    """Return the median (n,) with its order-statistic interval (Hahn & Meeker 1991, section 5.2)."""
     from scipy.special import bdtr
 
     ordered = np.sort(np.asarray(samples, dtype=np.float64))
@@ -78,7 +78,6 @@ def weighted_quantile(values: FloatArray, q: float, weights: FloatArray | None =
 
 
 def weighted_quantiles(values: FloatArray, shares: Sequence[float], weights: FloatArray) -> list[float]:
-    """Return such quantiles of several shares."""
     order = np.argsort(values)
     cumulative = np.cumsum(weights[order])
     ranks = np.searchsorted(cumulative, np.asarray(shares) * cumulative[-1] * (1 - 1e-12))
@@ -90,7 +89,7 @@ MAX_SPAN_RATIO = 4  # of whole numbers that are counted: span over number of val
 
 
 def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
-    """Return np.unique(values, return_inverse=True); many whole numbers close together are counted, not sorted."""
+    """Return np.unique(values, return_inverse=True), faster for whole numbers close together."""
     if len(values) >= MIN_COUNTED and (values.max() - (low := values.min())) <= MAX_SPAN_RATIO * len(values):
         key = (values - low).astype(np.intp)
         if values.dtype.kind in "iu" or np.array_equal(key, values - low):
@@ -113,7 +112,7 @@ class Groups(NamedTuple):
 
 
 def by_group(values: FloatArray, group: NDArray[np.integer], weights: FloatArray) -> Groups:
-    """Return the groups of values (n,) with weights (n,). group: number of each value's group (n,), without gaps."""
+    """Return the groups of values (n,). group: number of each value's group (n,), without gaps."""
     size = np.asarray(np.bincount(group, weights=weights), dtype=np.float64)
     mean = np.bincount(group, weights=weights * values) / size
     squares = np.asarray(np.bincount(group, weights=weights * (values - mean[group]) ** 2), dtype=np.float64)
@@ -127,7 +126,7 @@ def by_group(values: FloatArray, group: NDArray[np.integer], weights: FloatArray
 def error_metrics(
     observed: FloatArray, predicted: FloatArray, weights: FloatArray | None = None
 ) -> Mapping[str, float]:
-    """Return the error metrics of the JSON contract for times in ms (n,); r2 is NaN if the observed ones are equal."""
+    """Return errors of times in ms (n,), see docs/formats.md; r2 is NaN if the observed ones are equal."""
     weights = np.ones_like(observed) if weights is None else weights
     total = float(weights.sum())
     error = predicted - observed

@@ -12,7 +12,7 @@ B = TypeVar("B")
 
 @contextmanager
 def on_threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of `count` threads; an error in the block does not wait for running work, which no signal stops."""
+    """Yield a pool; an error in the block does not wait for running work, which no signal stops."""
     pool = ThreadPoolExecutor(count)
     try:
         yield pool

@@ -31,7 +31,7 @@ _NOTHING = re.compile(rf"\s*0+(?:\.0*)?\s*(?:{'|'.join(MS_PER_UNIT)})?\s*")
 
 
 def parse_duration_ms(text: str, *, option: str = "duration", zero: bool = False) -> float:
-    """Return ms of `20ms`, `1.5s`, `250us`, `2min`. zero: accept `0` and `0s`. Raises WrongUsage, also without unit."""
+    """Return ms of `20ms`, `1.5s`, `250us`, `2min`. zero: accept `0`. Raises WrongUsage."""
     if zero and _NOTHING.fullmatch(text):
         return 0.0
     return _parse(text, option, "a duration with its unit", "20ms or 1.5s", MS_PER_UNIT)
@@ -44,7 +44,7 @@ def parse_rate_per_ms(text: str, *, option: str = "rate") -> float:
 
 
 def parse_bytes(text: str, *, option: str = "memory") -> float:
-    """Return the bytes of `24GiB`, `81559MiB`, `80GB`. Raises WrongUsage, also without unit."""
+    """Return the bytes of `24GiB`, `81559MiB`, `80GB`. Raises WrongUsage."""
     return _parse(text, option, "a size with its unit", "24GiB or 80GB", BYTES_PER_UNIT)
 
 
@@ -60,12 +60,11 @@ def _parse(text: str, option: str, wanted: str, examples: str, units: Mapping[st
 
 
 def whole_number(text: str) -> int | None:
-    """Return a whole number of up to 18 digits; None for anything else."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Format with significant digits and thousands separators; with powers of ten if that would be long."""
+    """Format with significant digits and thousands separators."""
     if value is None or not math.isfinite(value):
         return "unlimited" if value == math.inf else "unknown"
     if value == 0:
@@ -78,7 +77,6 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
-    """Format a count: `1 replica`, `1,200 replicas`."""
     return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
@@ -94,12 +92,11 @@ def format_ms(value_ms: float, digits: int = 3) -> str:
 
 
 def format_bytes(value: float) -> str:
-    """Format a size of memory: `5.05 GiB`."""
     return f"{number(value / 2**30, 3)} GiB"
 
 
 def format_percent(value: float | None, *, signed: bool = False) -> str:
-    """Format a percentage, given in percent: `95 %`, two significant digits below ten; signed: `+95 %`."""
+    """Format percent: `95 %`, two significant digits below ten; signed: `+95 %`."""
     if signed and value is not None and abs(value) < 0.01:
         return "0 %"
     if signed and value is not None and value > 0:
@@ -112,7 +109,7 @@ def format_percent(value: float | None, *, signed: bool = False) -> str:
 
 
 def format_rate(per_s: float, *, down: bool = False, digits: int = 4) -> str:
-    """Format requests per second: `2,655 req/s`. down: round a capacity down to `digits` digits."""
+    """Format requests per second: `2,655 req/s`. down: round down to `digits` digits."""
     if not math.isfinite(per_s):
         return number(per_s)
     if down and per_s > 0:

@@ -1,7 +1,6 @@
 """The library's verbs and what they return; `import latfit` shows them, and the commands call them.
 
-A verb takes data (a path, a DataFrame, an Arrow table, "20ms", "500/s") and returns an object with a short
-repr, DataFrames where there are rows, and `to_json`. Numbers without a unit say it in the parameter's name.
+A verb takes data (a path, a DataFrame, an Arrow table, "20ms", "500/s") and returns an `Answer`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What verbs return: a verdict, tables, sentences and warnings, printed and shown in notebooks in one way."""
+"""What verbs return: a verdict, tables, sentences and warnings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ State = Literal["good", "doubt", "bad"]
 
 
 class Answer:
-    """Base of answers. Print one for its verdict; `.summary()` is what the command prints. result: the record."""
+    """Base of answers. `.summary()` is what the command prints. result: the record."""
 
     result: Any
 
@@ -28,7 +28,6 @@ class Answer:
 
     @property
     def state(self) -> State:
-        """Whether the answer is good, in doubt or bad."""
         return "good"
 
     @property
@@ -43,30 +42,29 @@ class Answer:
 
     @property
     def warnings(self) -> "Sequence[Message]":
-        """What makes the answer less certain."""
         return []
 
     @property
     def messages(self) -> "Sequence[Message | str]":
-        """What limits the answer; a sentence alone is a warning."""
+        """What limits the answer; a plain sentence is a warning."""
         return self.warnings
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        """The results as tables of text; brief: the few rows that fit a terminal."""
+        """Return tables of text; brief: the few rows that fit a terminal."""
         return []
 
     def to_json(self) -> dict[str, Any]:
-        """The document that the command prints with `--json`."""
+        """Return the document of `--json`."""
         return dict(self.result.to_json())
 
     def save(self, target: str | Path) -> None:
-        """Write the document as JSON, whole or not at all. Raises TargetNotWritable."""
+        """Write the document as JSON. Raises TargetNotWritable."""
         from latfit.files import write_json
 
         write_json(Path(target), self.to_json())
 
     def summary(self) -> str:
-        """The answer as the command prints it."""
+        """Return the answer as the command prints it."""
         tables = map(reporting.table_text, self.tables(brief=True))
         return "\n".join([self.verdict, *tables, *self.lines, *map(_labelled, self.messages)])
 
@@ -74,7 +72,7 @@ class Answer:
         return f"{type(self).__name__}: {self.verdict}"
 
     def plot(self) -> "Figure | None":
-        """A matplotlib figure of the answer; None if it has none."""
+        """Return a matplotlib figure; None if the answer has none."""
         return None
 
     def _repr_html_(self) -> str:
@@ -87,25 +85,24 @@ class Answer:
 
 
 class WithPage(Answer):
-    """Base of answers that can be a page. title: the page's.  subject: model and machine, if known."""
+    """Base of answers that can be a page. subject: model and machine, if known."""
 
     title = ""
     subject = ""
 
     @property
     def numbers(self) -> "Sequence[reporting.KeyNumber]":
-        """The key numbers of its page."""
         return []
 
     def page(self, made: "reporting.Making") -> "reporting.Rendered":
-        """The answer as a page of HTML that needs nothing else."""
+        """Return the answer as one self-contained page of HTML."""
         card = reporting.Card(self.subject, "", self.verdict, self.state, self.lines, self.numbers)
         return reporting.answer_page(self.title, card, made, self.tables(), self.plot(), self.messages)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PlainAnswer(Answer):
-    """An answer made of given parts. result: the record, or the document of `--json`.  brief, full: tables."""
+    """An answer made of given parts. result: the record, or the document of `--json`."""
 
     result: Any
     verdict: str = ""
@@ -122,7 +119,7 @@ class PlainAnswer(Answer):
 
 
 class Planned(Answer):
-    """Base of plans: a record that is its own JSON, and its summary."""
+    """Base of plans."""
 
     @cached_property
     def _summary(self) -> "reporting.PlanSummary":
@@ -130,7 +127,6 @@ class Planned(Answer):
 
     @property
     def feasible(self) -> bool:
-        """Whether the targets can be met."""
         return bool(self.result.feasible)
 
     @property
@@ -170,14 +166,12 @@ class Planned(Answer):
 
 
 def data_frame(rows: Iterable[Mapping[str, Any]]) -> Any:
-    """Return a pandas DataFrame, which takes long to import."""
     from pandas import DataFrame
 
     return DataFrame([dict(row) for row in rows])
 
 
 def _labelled(message: "Message | str") -> str:
-    """Return a line such as `warning: ...`."""
     if isinstance(message, str):
         return f"warning: {message}"
     return f"warning: {message.text}" if message.needs_action else f"note: {message.message}"

@@ -21,7 +21,6 @@ from latfit.units import count_text, format_percent
 
 
 def _shown(entries: Sequence[catalogue.CatalogEntry], added: Path | None = None) -> PlainAnswer:
-    """Return entries as a table, one alone with its facts. added: the file of a new one."""
     verdict = f"{count_text(len(entries), 'system').capitalize()}. Use one as --fit {catalogue.PREFIX}NAME."
     lines = [
         *(f"A step lacks {each.lacks}." for each in entries if each.lacks),
@@ -51,7 +50,7 @@ def _shown(entries: Sequence[catalogue.CatalogEntry], added: Path | None = None)
 
 @verb(CatalogRequest)
 def catalog(request: CatalogRequest) -> PlainAnswer:
-    """List the systems of the catalogue, or show one of them. Raises WrongUsage for an unknown name, BadInput."""
+    """List the systems of the catalogue, or show one. Raises WrongUsage, BadInput."""
     name = request.name
     return _shown([*catalogue.all_entries().values()] if name is None else [catalogue.entry_named(name)])
 
@@ -60,7 +59,7 @@ def catalog(request: CatalogRequest) -> PlainAnswer:
 def add_to_catalog(request: CatalogAddRequest) -> PlainAnswer:
     """Add a fit to the folder of own entries, under a name such as `h100/llama-3.1-8b@tp2`.
 
-    Raises WrongUsage for a bad name or without a folder, BadInput, FitNotUsable, TargetNotWritable.
+    Raises WrongUsage, BadInput, FitNotUsable, TargetNotWritable.
     """
     found = as_fit(request.fit)
     fit = found.result
@@ -95,14 +94,14 @@ def add_to_catalog(request: CatalogAddRequest) -> PlainAnswer:
 
 
 def _parts(name: str) -> tuple[str, str, int]:
-    """Return GPU, model and tensor parallelism of `h100/llama-3.1-8b@tp2`. Raises ValueError."""
+    """Split `h100/llama-3.1-8b@tp2` into GPU, model and tensor parallelism. Raises ValueError."""
     gpu, _, model = name.partition("/")
     model, _, tp = model.partition("@tp")
     return gpu, model, int(tp or 1)
 
 
 def fit_in_catalog(name: str) -> FitResult:
-    """Return a fit by its name in the catalogue, with the error that its times may have on another machine."""
+    """Return a fit of the catalogue, widened by the error that its times may have on another machine."""
     plain, entries = name.removeprefix(catalogue.PREFIX), catalogue.all_entries()
     error = catalogue.TRANSFER
     if plain in entries:

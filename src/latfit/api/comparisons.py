@@ -1,4 +1,4 @@
-"""Runs compared with the first: where one has become slower, phase by phase and by regions of (B, S)."""
+"""Compare runs with the first: changes by phase and by regions of (B, S)."""
 
 import inspect
 import re
@@ -51,8 +51,8 @@ class ComparisonRecord(Record, frozen=True):
 class Comparison(Answer):
     """Runs compared with the first, the baseline.
 
-    names: of the sources, the baseline first.  alone: systems that are missing in some source.  fits: of the
-    sources, if each has one system.  upgrades: plans of a load with each source's steps.
+    alone: systems that are missing in some source. fits: of the sources, if each has one system. upgrades: plans of a
+    load with each source's steps.
     """
 
     names: Sequence[str]
@@ -73,12 +73,11 @@ class Comparison(Answer):
 
     @property
     def slower(self) -> list[str]:
-        """Names of runs that are slower by more than the tolerance in at least one phase or region."""
+        """Names of runs that are slower by more than the tolerance in some phase or region."""
         return [each.name for each in self.compared if each.verdict == "slower"]
 
     @property
     def states(self) -> list[State]:
-        """bad (a regression), doubt or good, of each but the baseline."""
         return [STATES.get(verdict, "good") for verdict in self.verdicts]
 
     @property
@@ -87,7 +86,6 @@ class Comparison(Answer):
 
     @property
     def sentences(self) -> list[str]:
-        """The verdict on each but the baseline."""
         return list(map(reporting.comparison_sentence, self.compared))
 
     @property
@@ -97,7 +95,7 @@ class Comparison(Answer):
         return f"{len(self.slower)} of {len(self.compared)} runs are slower than {self.baseline}."
 
     def check(self) -> None:
-        """Raises Regression if one is slower, or if the load needs more replicas with it."""
+        """Raise Regression if a run is slower, or needs more replicas for the load."""
         needing = [each.source for each in self.upgrades if each.worse]
         if self.slower:
             named = ", ".join(self.slower[:MAX_SLOWER]) + (" and more" if len(self.slower) > MAX_SLOWER else "")
@@ -119,7 +117,6 @@ class Comparison(Answer):
 
     @property
     def messages(self) -> list[Message]:
-        """What the systems differ in, and what was not compared."""
         differ: dict[str, list[str]] = {}
         for each in self.compared:
             if each.differs:
@@ -141,7 +138,7 @@ class Comparison(Answer):
 
     @property
     def table(self) -> Any:
-        """DataFrame: a row for each phase and region, with its change in percent, its interval and verdict."""
+        """DataFrame: a row for each phase and region: change in percent, interval, verdict."""
         rows = []
         for name, phase in ((each.name, phase) for each in self.compared for phase in each.phases):
             for region in phase.tested:
@@ -154,7 +151,6 @@ class Comparison(Answer):
 
     @property
     def result(self) -> ComparisonRecord:
-        """The document of `--json`."""
         found = (self.tolerance_pct, self.compared, self.alone, self.upgrades)
         return ComparisonRecord(self.baseline, self.names[1:], *found)
 
@@ -163,10 +159,9 @@ class Comparison(Answer):
 def compare_runs(request: CompareRequest) -> Comparison:
     """Compare runs with the first one, phase by phase and by regions of (B, S).
 
-    sources: two or more fits, fit files, or whatever `latfit.fit` takes. Steps are compared in the cells that both
-    runs have measured if their steps can be read, else by the fits. With `alternate` intervals hold the variance
-    between starts. With a load and its SLO, `upgrades` says what each change means for it. Raises WrongUsage,
-    FitNotUsable; BadInput where the runs have no common range.
+    sources: two or more fits, fit files, or whatever `latfit.fit` takes. Common cells are compared where steps can be
+    read, else fits. With `alternate` intervals hold the variance between starts. With a load, `upgrades` says what each
+    change means for it. Raises WrongUsage, FitNotUsable, BadInput.
     """
     sources, by_path = request.sources, bool(request.path and "{" in request.path)
     tolerance_pct = percent(request.tolerance, "--tolerance")
@@ -209,7 +204,7 @@ compare.__signature__ = _own.replace(  # type: ignore[attr-defined]
 
 
 def _compare_plans(request: CompareRequest, names: Sequence[str], fits: Sequence[Fit]) -> list[Upgrade]:
-    """Plan the load of a request with each fit, the baseline first, and compare. Raises WrongUsage, BadInput."""
+    """Plan the load with each fit, the baseline first, and compare."""
     plans = [_plan(request, fit) for fit in fits]
     (first, *others), (first_fit, *other_fits) = plans, fits
     found = []
@@ -238,7 +233,7 @@ def _plan(request: CompareRequest, found: Fit, **more: Any) -> EnginePlan:
 
 
 def _compare_starts(names: Sequence[str], fits: Sequence[Fit], tolerance_pct: float) -> Comparison:
-    """Compare two sides whose runs alternate, the baseline's first. Raises WrongUsage for two runs of one start."""
+    """Compare two sides whose runs alternate. Raises WrongUsage for two runs of one start."""
     for (one, first), (two, other) in combinations(zip(names, fits, strict=True), 2):
         if one == two or _starts(first) & _starts(other):
             remedy = "Start the engine anew for each run; parts of one start show no variance between starts."
@@ -251,7 +246,6 @@ def _compare_starts(names: Sequence[str], fits: Sequence[Fit], tolerance_pct: fl
 
 
 def _starts(found: Fit) -> set[str]:
-    """Return the starts of engines that recorders named in the steps of a fit or in their provenance."""
     rows, facts = found.rows(), facts_of(found.result.provenance.get("trace") or {})
     if facts.more.get("made_by") == "latfit profile":
         return set()  # its processes are repeats of one measurement
@@ -278,7 +272,7 @@ def _compare(baseline: str, pairs: Sequence[Pair], tolerance_pct: float) -> list
 
 
 def _fit_alike(sources: Sequence[Any], fitted: Callable[[Any, Time | None], list[Fit]]) -> list[list[Fit]]:
-    """Return the fits of each source, all of the time that given fits have, else of the period if all have it."""
+    """Return the fits of each source, all of the same time: that of given fits, else the period if all have it."""
     times = {found.time for source in sources if _is_fit(source) for found in fitted(source, None)}
     if len(times) > 1:
         differ = "one fit is of the period of a step, another of the engine's own time"
@@ -291,7 +285,6 @@ def _fit_alike(sources: Sequence[Any], fitted: Callable[[Any, Time | None], list
 
 
 def _fit_one(source: Any, time: Time | None, request: CompareRequest) -> Fit:
-    """Return the fit of a source of one system, of the requested path if it has several. Raises BadInput."""
     if _is_fit(source):
         return as_fit(source)
     path, reading = request.path, shared(ReadRequest, request, source=source)
@@ -308,7 +301,6 @@ def _fit_one(source: Any, time: Time | None, request: CompareRequest) -> Fit:
 
 
 def _fit_each(source: Any, time: Time | None, request: CompareRequest) -> list[Fit]:
-    """Return a usable fit of every system of a source. Raises FitNotUsable if there is none."""
     if _is_fit(source):
         return [as_fit(source)]
     found = list(fit_each.of(shared(FitEachRequest, request, source=source, time=time)).values())
@@ -319,7 +311,7 @@ def _fit_each(source: Any, time: Time | None, request: CompareRequest) -> list[F
 
 
 def _match(names: Sequence[str], systems: Sequence[Sequence[Fit]], *, by_path: bool) -> tuple[list[Pair], list[str]]:
-    """Return each system of a source with the same one of the baseline, and the labels of the others."""
+    """Pair each system with that of the baseline; return also the labels of the others."""
     by_key = [{_key(found, by_path=by_path): found for found in each} for each in systems]
     pairs = [
         (name, _label(key), by_key[0][key], found)
@@ -340,7 +332,6 @@ Key = tuple[tuple[str, str], ...]
 
 
 def _key(found: Fit, *, by_path: bool) -> Key:
-    """Return hardware, model, tp and path of a system, or the path that its columns name."""
     if by_path:
         return (("path", found.path or ""),)
     facts = {**fitted_identity(found.result), **found.system}
@@ -352,7 +343,7 @@ def _label(key: Key) -> str:
 
 
 def _differences(first: Fit, other: Fit) -> list[str]:
-    """Return what two systems differ in: `hardware: a100 vs h100`, the baseline first."""
+    """Return what two systems differ in: `hardware: a100 vs h100`."""
     facts = facts_beside(fitted_identity(first.result), fitted_identity(other.result))
     return [
         f"{fact.name.replace('_', ' ')}: {fact.fitted} vs {fact.found}" for fact in facts if fact.agreement == "differs"

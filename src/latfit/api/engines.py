@@ -33,7 +33,7 @@ Q = TypeVar("Q")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class EngineSimulation(Simulation, WithPage):
-    """Serving engines, each at a load. subject: model and machine of the steps.  setup_line: settings, their origin."""
+    """Serving engines, each at a load. setup_line: settings and their origin."""
 
     runs: Sequence[simulation.EngineResult]
     sla_ms: float = math.inf
@@ -66,7 +66,6 @@ AXES |= {each.name for each in declared(SpecialSettings)} - {"engine", "service"
 
 
 def _axes(vary: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
-    """Return the values of each varied parameter. Raises WrongUsage."""
     fields = {each.name: each for each in declared(SimulateEngineRequest) if each.name in AXES}
     found: dict[str, list[Any]] = {}
     for name, values in vary.items():
@@ -78,7 +77,6 @@ def _axes(vary: Mapping[str, Iterable[Any]]) -> dict[str, list[Any]]:
 
 
 def named_settings(request: Any) -> dict[str, Any]:
-    """Return the settings of an engine that a request names, as `engine_settings_of` takes them."""
     found = {name: getattr(request, name, None) for name in simulation.USUAL_SETTINGS}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -162,7 +160,6 @@ def simulate_engine(request: SimulateEngineRequest) -> EngineSimulation:
 def _notes(
     known: Sequence[str], fits: Sequence[FitResult], run: simulation.EngineRun, settings: simulation.EngineSettings
 ) -> list[str]:
-    """Return the notes of a run, after those of all runs."""
     beyond = outside_warning(fits, run, settings) if fits else None
     return [*known, *([f"{beyond.message}. {beyond.remedy}"] if beyond else [])]
 
@@ -176,9 +173,9 @@ def engine_settings_of(
 ) -> simulation.EngineSetup:
     """Return how an engine is set up: KV blocks, limits, scheduling, prefix cache, drafts.
 
-    sources: a fit of the engine's steps, a trace, a log, several of these, or None.  server: settings of the running
-    server, by the names of a recorder's provenance.  given: settings by the names of USUAL_SETTINGS; they precede the
-    server's, then come those of sources, then the usual ones. Raises BadInput, WrongUsage.
+    sources: fits, traces or logs of the engine, or None. server: settings by the names of a recorder's provenance.
+    given: settings by the names of USUAL_SETTINGS. Precedence: given, server, sources, the usual ones. Raises BadInput,
+    WrongUsage.
     """
     origins: list[tuple[str, Mapping[str, Any]]] = []
     counts: dict[str, float] = {}
@@ -219,7 +216,6 @@ def _facts_in(source: Any) -> tuple[str, Mapping[str, Any], Mapping[str, float]]
 
 
 def order_of(request: Any) -> simulation.Order:
-    """Return the order of waiting requests. Raises WrongUsage."""
     return simulation.Order(
         request.order, request.length_error, limit(request.ageing, "--set ageing"), request.switch_at
     )
@@ -250,7 +246,7 @@ def engine_costs(request: Any, *, scatter: bool) -> tuple[simulation.StepCosts, 
 
 
 def check_one_engine(fit: Any, prefill_fit: Any = None, prefill_on: Any = None) -> None:
-    """Raises FitNotUsable for fits of one engine of different systems, or of engines of different models."""
+    """Raise FitNotUsable for fits of one engine of different systems, or of engines of different models."""
     named = {"fit": fit, "prefill fit": prefill_fit, "prefill engine": prefill_on}
     known = {name: as_fit(each).result for name, each in named.items() if each is not None}
     if len(known) > 1:
@@ -261,7 +257,7 @@ def check_one_engine(fit: Any, prefill_fit: Any = None, prefill_on: Any = None) 
 
 
 def schedule_of(given: Any) -> simulation.Schedule:
-    """Return the replicas over time, of pairs (seconds, replicas), or of a table (t_s, replicas). Raises BadInput."""
+    """Return replicas over time from pairs (seconds, replicas) or a table (t_s, replicas). Raises BadInput."""
     columns = ("t_s", "replicas")
     if isinstance(given, list | tuple):
         given = dict(zip(columns, zip(*given, strict=True), strict=True))
@@ -273,7 +269,6 @@ def schedule_of(given: Any) -> simulation.Schedule:
 
 
 def _routing(case: SimulateEngineRequest) -> simulation.Routing:
-    """Return the router of a case. Raises WrongUsage."""
     scaling: simulation.Scaling | None = case.replicas_at
     replicas = case.replicas
     if case.autoscale is not None:

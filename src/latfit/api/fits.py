@@ -104,7 +104,6 @@ class Fit(Answer):
 
     @property
     def needs_action(self) -> list[Message]:
-        """The warnings whose remedy is something to do."""
         return [warning for warning in self.result.warnings if warning.needs_action]
 
     @property
@@ -133,7 +132,6 @@ class Fit(Answer):
 
     @property
     def range_line(self) -> str:
-        """The model and the measured range."""
         spans = [f"{name} {number(low)} to {number(high)}" for name in "BS" for low, high in [self.result.domain[name]]]
         decode = "" if self.result.knows_prefill else ", decode only"
         return f"Model {self.model}, measured for {', '.join(spans)}{decode}."
@@ -181,10 +179,10 @@ class Fit(Answer):
     ) -> Any:
         """Return the latency of steps as a pandas DataFrame.
 
-        B: requests, and S: tokens of each step (default: B, which is decode), numbers or arrays that NumPy broadcasts,
-        or all combinations with S >= B. B may also be a table with columns B and S: a file, a DataFrame, an Arrow
-        table.  context: cached tokens of each decoding request; context_tokens: those of the whole step.  level:
-        coverage of the interval.  strict: raise BadInput for steps outside what was measured.
+        B, S: requests and tokens of each step (default S: B, which is decode), numbers or arrays that NumPy broadcasts,
+        or all combinations with S >= B. B may also be a table with columns B and S. context: cached tokens of each
+        decoding request; context_tokens: those of the whole step. level: coverage of the interval. strict: raise
+        BadInput for steps outside what was measured.
 
         Columns: B, S, T_ms (typical), low_ms, high_ms (NaN where the data support no interval), level (lower than
         requested where the data support no wider one), outside_domain, why_outside, why_no_interval; `.attrs["notes"]`
@@ -211,7 +209,7 @@ class Fit(Answer):
     def sensitivity(self, B: Any = None, S: Any = None, context: float | None = None) -> "Sensitivity":
         """Return what a request or a token more costs, and the largest term, on a grid of B and S (`.frame`).
 
-        Default: a grid over what was measured. Raises BadInput where no step of the grid lies inside that.
+        Default: a grid over the measured range. Raises BadInput for a grid outside it.
         """
         from latfit.fitting import sensitivity_of
 
@@ -232,7 +230,7 @@ class Fit(Answer):
         return reporting.fit_figure(self.path or self.model, self.result, self.rows())
 
     def rows(self) -> Trace | None:
-        """Return the steps that were fitted; None if they are not in memory and the source has changed or is gone."""
+        """Return the steps that were fitted; None if they are not in memory and the source changed or is gone."""
         if self.trace is not None or not self.source:
             return self.trace
         try:
@@ -242,7 +240,6 @@ class Fit(Answer):
 
     @classmethod
     def from_json(cls, document: Any, path: str | None = None) -> "Fit":
-        """Return the fit in a decoded document. Raises BadInput."""
         return _with_its_path(fit_from_json(document, "the document"), path)
 
     def save(self, target: str | Path) -> None:
@@ -264,17 +261,15 @@ class Fit(Answer):
 
 
 def _with_its_path(result: FitResult, path: str | None) -> Fit:
-    """Return a stored fit, with the path of its system unless one is given."""
     return Fit(result, path or Fit(result).system.get("path"))
 
 
 def names_a_fit(source: Any) -> bool:
-    """Return whether a text or path names a stored fit: a `.json` file, or `catalog:NAME`."""
+    """Return whether it names a stored fit: a `.json` file, or `catalog:NAME`."""
     return isinstance(source, str | Path) and (str(source).endswith(".json") or str(source).startswith(PREFIX))
 
 
 def check_usable(found: Fit, where: str | None = None) -> None:
-    """Raises FitNotUsable."""
     if not found.ok:
         status = found.result.status
         raise FitNotUsable(status.sentence, where=where or found.source or None, remedy=status.remedy)
@@ -308,7 +303,7 @@ def fit(request: FitRequest) -> Fit:
 
 @verb(FitEachRequest)
 def fit_each(request: FitEachRequest) -> dict[str, Fit]:
-    """Fit every system (hardware, model, tp, path) of a source, on all processor cores; see `fit` for the options.
+    """Fit every system (hardware, model, tp, path) of a source, on all processor cores.
 
     Returns fits by label, including unusable ones (`.ok` is False). Raises WrongUsage, BadInput, and the error that
     ended every fit.
@@ -318,7 +313,6 @@ def fit_each(request: FitEachRequest) -> dict[str, Fit]:
 
 @verb(PredictRequest)
 def predict_steps(request: PredictRequest) -> Predicted | PlainAnswer:
-    """Predict steps by a fit file, or what a request or token more costs. Raises WrongUsage, BadInput."""
     found, context = Fit.load(request.fit), request.context
     if request.sensitivity:
         lines = []
@@ -347,7 +341,6 @@ class PhaseFits:
 
     @property
     def results(self) -> list[FitResult]:
-        """The records of one fit or of both."""
         return [each.result for each in (self.decode, self.prefill) if each is not None]
 
 
@@ -360,10 +353,10 @@ def fit_phases(
     time: Time | None = None,
     **reading: Any,
 ) -> PhaseFits:
-    """Fit an engine's steps for a simulation of it: decode steps apart from steps with prefill.
+    """Fit an engine's steps for its simulation, decode apart from steps with prefill where both have enough.
 
-    Where one of the phases has too few steps there is one fit of all. cache_tokens: size of the KV cache; steps with
-    more cached tokens are left out.  reading: as of `latfit.read`. Raises BadInput, FitNotUsable.
+    cache_tokens: size of the KV cache; steps with more cached tokens are left out. reading: as of `latfit.read`. Raises
+    BadInput, FitNotUsable.
     """
     steps = read_timed(ReadRequest(source, **reading), time)
     check_one_system(steps)
@@ -392,7 +385,6 @@ def fit_phases(
 
 
 def _options(request: FitRequest) -> tuple["FitOptions", "DoubtOptions"]:
-    """Return the options of the fitting package. Raises WrongUsage."""
     from latfit.fitting import DoubtOptions, FitOptions
 
     def given(**names: str) -> dict[str, Any]:

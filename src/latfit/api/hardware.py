@@ -1,4 +1,4 @@
-"""What machines can do: execution paths by name, from fits or nominal numbers, as every decision takes them."""
+"""Machines: execution paths by name, from fits or nominal numbers."""
 
 from collections.abc import Callable, Mapping
 from copy import copy
@@ -27,9 +27,8 @@ DEFAULT_PATH = "gpu"
 class Hardware:
     """A machine: its execution paths by name, each measured (a fit) or given by nominal numbers.
 
-    Made from a mapping of names to fits, `.fit.json` files or nominal numbers ({"cpu": fit, "gpu":
-    "launch=12ms,slope=0.05ms"}), from a `hardware.json`, or from a fit alone.  result: the record.  replaced: what
-    `add` replaced, in sentences. Raises BadInput, FitNotUsable, WrongUsage.
+    Made from {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}, a `hardware.json`, or a fit alone. result: the record.
+    replaced: what `add` replaced, in sentences. Raises BadInput, FitNotUsable, WrongUsage.
     """
 
     def __init__(self, paths: Any = MappingProxyType({})) -> None:
@@ -53,9 +52,9 @@ class Hardware:
     ) -> "Hardware":
         """Return the machine with a path entered, or with more known of one that is there.
 
-        numbers: a fit or its file.  nominal: numbers that were not measured, "p50=2ms", "launch=0.5ms,slope=0.02ms".
-        flops, bandwidth (bytes/s), flops_per_token, step_bytes: the machine's limits.  price: per hour.  force: replace
-        a measured path by nominal numbers or by the fit of another system too. Raises BadInput, WrongUsage.
+        numbers: a fit or its file. nominal: "p50=2ms", "launch=0.5ms,slope=0.02ms". flops, bandwidth (bytes/s),
+        flops_per_token, step_bytes: the machine's limits. price: per hour. force: replace a measured path by nominal
+        numbers or by the fit of another system too. Raises BadInput, WrongUsage.
         """
         if not name.strip():
             raise WrongUsage("a path without a name", where="PATH", remedy="Name it: amx, gpu, cpu, ...")
@@ -83,11 +82,10 @@ class Hardware:
         return self._changed(lambda profile: profile.with_path(path, force=force), replaced)
 
     def remove(self, name: str) -> "Hardware":
-        """Return the machine without a path. Raises WrongUsage."""
         return self._changed(lambda profile: profile.without(name))
 
     def _changed(self, change: Change, replaced: str = "") -> "Hardware":
-        """Return the machine after a change; a file that it is saved to gets the same change."""
+        """Return the machine after a change, which `save` repeats on the file."""
         found = copy(self)
         found.result = change(self.result)
         found.replaced += (replaced,) if replaced else ()
@@ -106,21 +104,19 @@ class Hardware:
         return data_frame(rows)
 
     def described(self, tokens_per_request: int = 1, context: float | None = None) -> dict[str, Any]:
-        """Return every path as `latfit hardware show --json` has it."""
         note_unread_context(self.result, context)
         paths = self.result.paths.items()
         return {name: reporting.path_facts(path, tokens_per_request, context) for name, path in paths}
 
     def outside(self, tokens_per_request: int = 1, context: float | None = None) -> list[str]:
-        """Return how far such batches lie outside what was measured, a sentence a path."""
         found = [hardware.PathLatency(path, tokens_per_request, context).outside for path in self.result.paths.values()]
         return [text for text in found if text]
 
     def save(self, target: str | Path = "hardware.json", *, force: bool = False) -> None:
         """Enter the paths into the profile at `target`, or make it; its other paths stay.
 
-        Of a machine that was read from `target` only the changes are entered.  force: replace measured paths of other
-        systems too. Raises TargetNotWritable, WrongUsage, BadInput.
+        Of a machine that was read from `target` only the changes are entered. force: as of `add`. Raises
+        TargetNotWritable, WrongUsage, BadInput.
         """
         place = Path(target)
         is_source = self._source is not None and place.exists() and place.samefile(self._source)
@@ -133,12 +129,10 @@ class Hardware:
         hardware.change_hardware(place, change)
 
     def to_json(self) -> dict[str, Any]:
-        """The document of `hardware.json`."""
         return self.result.to_json()
 
     @classmethod
     def from_json(cls, document: Any) -> "Hardware":
-        """Return the machine in a decoded document. Raises BadInput."""
         return cls(hardware.HardwareProfile.from_json(document))
 
     def __repr__(self) -> str:
@@ -150,7 +144,7 @@ class Hardware:
 
 
 def check_one_model(profile: hardware.HardwareProfile) -> None:
-    """Raises FitNotUsable if the paths are of different models; their hosts and devices may differ."""
+    """Raise FitNotUsable if the paths are of different models."""
     if len(profile.paths) > 1:
         from latfit.fitting import check_alike
 
@@ -158,13 +152,12 @@ def check_one_model(profile: hardware.HardwareProfile) -> None:
 
 
 def note_unread_context(profile: hardware.HardwareProfile, context: float | None) -> None:
-    """Note that no path's latency depends on the given context."""
     if context is not None and not any(path.fit.reads_context for path in profile.paths.values()):
         ignored("--context", "no path's latency depends on cached tokens")
 
 
 def profile_of(paths: Any) -> hardware.HardwareProfile:
-    """Return the profile that `paths` describes or names: see `Hardware`. Raises BadInput, FitNotUsable, WrongUsage."""
+    """Return the profile that `paths` describes or names: see `Hardware`."""
     if isinstance(paths, Hardware):
         return paths.result
     if isinstance(paths, hardware.HardwareProfile):
@@ -186,7 +179,6 @@ def profile_of(paths: Any) -> hardware.HardwareProfile:
 
 
 def path_of(name: str, numbers: Numbers) -> hardware.ExecutionPath:
-    """Return a path under `name`. Raises BadInput, FitNotUsable, WrongUsage."""
     if isinstance(numbers, hardware.ExecutionPath):
         return replace(numbers, name=name)
     if isinstance(numbers, str) and not names_a_fit(numbers):
@@ -201,5 +193,4 @@ def path_of(name: str, numbers: Numbers) -> hardware.ExecutionPath:
 
 
 def _is_one_fit(paths: Any) -> bool:
-    """Return whether a text names one fit, not a profile."""
     return names_a_fit(paths) and (str(paths).endswith(".fit.json") or not str(paths).endswith(".json"))

@@ -48,7 +48,6 @@ def make_load(request: Any, offered: Sequence[float]) -> workload.Load:
 
 
 def notes_of(load: workload.Load) -> Sequence[str]:
-    """Return notes on how the requests were read."""
     return load.notes if isinstance(load, workload.RecordedLoad) else ()
 
 

@@ -36,7 +36,7 @@ class Profile(Answer):
 
     @property
     def frame(self) -> Any:
-        """A DataFrame, one row a sample: B requests, S tokens, T_ms milliseconds, and what else was varied."""
+        """DataFrame: a row a sample: B, S, T_ms, and what else was varied."""
         return self.trace.to_pandas()
 
     @property

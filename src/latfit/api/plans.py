@@ -1,4 +1,4 @@
-"""Decisions for an SLA: which steps meet it, how to run a load within it, which settings and capacity follow."""
+"""`plan`, `step_budget`: which steps meet an SLA, and how to run a load within it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Plan(Planned):
-    """What to do under an SLA; DataFrames in ms and per second. result: the record.  hardware, request: its input."""
+    """What to do under an SLA; DataFrames in ms and per second."""
 
     result: PlanRecord
     hardware: HardwareProfile = field(default_factory=HardwareProfile)
@@ -61,7 +61,7 @@ class Plan(Planned):
 
     @property
     def capacity_per_s(self) -> float | None:
-        """Highest rate within the SLA on one replica, in requests/s; None without a rate."""
+        """Highest rate within the SLA on one replica, requests/s; None without a rate."""
         return None if self.result.capacity is None else self.result.capacity.sustainable_per_s
 
     @property
@@ -70,12 +70,12 @@ class Plan(Planned):
 
     @property
     def replicas(self) -> int | None:
-        """Replicas that the whole rate needs; None without a rate, or where no number serves it."""
+        """Replicas that the rate needs; None without a rate, or where no number serves it."""
         return None if self.result.capacity is None else self.result.capacity.replicas
 
     @cached_property
     def settings(self) -> Any:
-        """Settings of serving engines under their own names: engine, setting, value."""
+        """DataFrame: settings of serving engines under their own names."""
         return data_frame(
             {"engine": engine, "setting": name, "value": value}
             for engine, flags in self.result.engines.items()
@@ -84,12 +84,12 @@ class Plan(Planned):
 
     @cached_property
     def limits(self) -> Any:
-        """Tokens of steps within the SLA: path, B, S_min, S_max (missing: any number), S_promised, extrapolated."""
+        """DataFrame: tokens of steps within the SLA by path and B; a missing S_max is any number."""
         return data_frame(row.to_json() for row in self.result.S_at_B)
 
     @cached_property
     def strategies(self) -> Any:
-        """Every strategy for the load: latency, headroom, capacity, and why it was selected or not."""
+        """DataFrame: every strategy for the load, and why it was selected or not."""
         asked = "typical" if self.result.percentile is None else f"p{self.result.percentile:g}"
         return data_frame(
             {
@@ -123,9 +123,8 @@ class Plan(Planned):
 def plan(request: PlanRequest) -> Plan:
     """Decide for a latency SLA: per step, or per response (waiting included) where a load is given.
 
-    paths: as for `Hardware`: {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}, a `hardware.json`, a fit. A plan that
-    nothing can meet comes back with feasible=False and what would make it feasible. Raises BadInput, FitNotUsable,
-    WrongUsage.
+    paths: as for `Hardware`. A plan that nothing can meet comes back with feasible=False and what would make it
+    feasible. Raises BadInput, FitNotUsable, WrongUsage.
     """
     limit_ms = duration(request.sla, "--sla")
     tokens, objective = request.tokens_per_request or 1, request.objective
@@ -160,7 +159,7 @@ def plan(request: PlanRequest) -> Plan:
 
 
 def _check_lengths(profile: HardwareProfile) -> None:
-    """Raises WrongUsage for requests without lengths on one engine whose steps depend on them."""
+    """Raise WrongUsage for requests without lengths on one engine whose steps depend on them."""
     first, *others = profile.paths.values()
     if not others and not first.nominal and (first.fit.knows_prefill or first.fit.reads_context):
         found = f"how long requests are is not known, and steps of {first.name} depend on it"
@@ -170,7 +169,7 @@ def _check_lengths(profile: HardwareProfile) -> None:
 
 @verb(StepBudgetRequest)
 def step_budget(request: StepBudgetRequest) -> StepBudget:
-    """What fits into a step within an SLA: tokens by number of requests, to cut a candidate batch in microseconds.
+    """Tabulate the tokens that fit into a step within an SLA, by number of requests.
 
     `.table` is a DataFrame (B, S_max), `.trim(least, wanted)` cuts a batch. Raises SlaOutOfReach, WrongUsage.
     """
@@ -188,7 +187,6 @@ def step_budget(request: StepBudgetRequest) -> StepBudget:
 
 
 def _load(request: PlanRequest) -> Load | None:
-    """Return the load that `arrivals` describes; None without."""
     arrivals, alike = request.arrivals, request.tokens_per_request is not None
     window_ms = _optional(request.arrivals_window, "--arrivals-window")
     if arrivals is None or isinstance(arrivals, str | Path):

@@ -1,4 +1,4 @@
-"""Predicted latency of steps, as a DataFrame, and how well a fit predicts steps that it has not seen."""
+"""Predict the latency of steps, and score a fit on steps that it has not seen."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -74,7 +74,7 @@ class Predicted(Answer):
 
     @property
     def frame(self) -> Any:
-        """A pandas DataFrame with `level` and `notes` as its attributes."""
+        """DataFrame with `level` and `notes` as its attributes."""
         found = data_frame(self.to_json()["rows"]).rename(columns={"low": "low_ms", "high": "high_ms"})
         found.attrs |= {"level": self.level, "notes": [each.message for each in self.messages]}
         return found
@@ -92,7 +92,6 @@ class Predicted(Answer):
 
 
 def sensitivity_answer(found: Sensitivity, lines: Sequence[str]) -> PlainAnswer:
-    """Return slopes, elasticities and dominant terms on a grid as an answer."""
     document = found.to_json()
     slopes, regions = reporting.sensitivity_table(document), reporting.regions_table(document)
     more = replace(regions, note=f"Slopes at {len(slopes.rows)} steps: --verbose shows them.")
@@ -136,12 +135,10 @@ def note_unread(fit: FitResult, said: Mapping[str, Any]) -> None:
 
 
 def _whole(column: FloatArray) -> Any:
-    """Return counts as integers where they are."""
     return column.astype(np.int64) if np.all(column == np.floor(column)) else column
 
 
 def _with_context(fit: FitResult, steps: Trace, context: Any) -> Trace:
-    """Return steps with that many cached tokens per decoding request. Raises WrongUsage."""
     if context is None:
         return steps
     if CONTEXT in steps:
@@ -154,7 +151,7 @@ def _with_context(fit: FitResult, steps: Trace, context: Any) -> Trace:
 
 
 def grid_of(fit: FitResult, name: str, count: int, named: Any) -> FloatArray:
-    """Return the named values in order; else so many whole numbers over the measured range, evenly in the logarithm."""
+    """Return the named values in order; else so many whole numbers over the measured range, even in the logarithm."""
     if named is not None:
         return np.unique(np.atleast_1d(np.asarray(named, dtype=np.float64)))
     low, high = fit.domain[name]
@@ -165,8 +162,7 @@ def grid_of(fit: FitResult, name: str, count: int, named: Any) -> FloatArray:
 class Evaluation(Answer):
     """Errors of a fit on a trace.
 
-    scores: the document of `latfit evaluate --json`.  data: what was read and dropped.  held_out_pct: the fit's
-    cross-validated error, in percent.
+    scores: the document of `latfit evaluate --json`. data: what was read and dropped. held_out_pct: cross-validated.
     """
 
     scores: Mapping[str, Any]
@@ -175,7 +171,7 @@ class Evaluation(Answer):
 
     @property
     def foreign(self) -> bool:
-        """Whether the steps are of another machine than the fit, so that their errors do not judge the fit."""
+        """Whether the steps are of another machine than the fit."""
         return bool(self.scores["machine"]["state"] == "other")
 
     @property
@@ -194,7 +190,7 @@ class Evaluation(Answer):
         return error if machine["state"] == "same" else f"{machine['verdict']} {error}"
 
     def check_machine(self) -> None:
-        """Raises FitNotUsable for steps of another machine than the fit."""
+        """Raise FitNotUsable for steps of another machine."""
         if self.foreign:
             found = "the fit is not of the machine that these steps were measured on"
             remedy = "Fit the machine's own steps with `latfit fit`; --force scores these all the same."
@@ -228,7 +224,6 @@ class Evaluation(Answer):
 
 
 def evaluate(fit: FitResult, steps: CleanTrace) -> Evaluation:
-    """Score a fit on steps of one system."""
     scores = {**score(fit, steps.trace), "machine": same_machine(fit, steps.trace).to_json()}
     if steps.sha256 == fit.data.sha256:
         scores["notes"] = [SEEN, *scores["notes"]]

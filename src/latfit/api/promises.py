@@ -68,8 +68,7 @@ def ledger(request: LedgerRequest) -> LedgerAnswer:
 def add_to_ledger(request: LedgerAddRequest) -> LedgerAnswer:
     """Compare a run with its plan and add both to a ledger.
 
-    plan: a plan for requests, or the tune.json of `latfit tune`, which has its run. Raises BadInput for a plan that
-    promises nothing or a run in the ledger already, TargetNotWritable.
+    plan: a plan for requests, or the tune.json of `latfit tune`, which has its run. Raises BadInput, TargetNotWritable.
     """
     source = Path(request.plan)
     document = read_json(source, what="plan", made_by="latfit plan --out plan.json")

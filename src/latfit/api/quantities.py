@@ -1,6 +1,6 @@
-"""Quantities as users write them: texts with units, such as "20ms", "2000/s" or "95%".
+"""Quantities as users write them: "20ms", "2000/s", "95%". Errors are WrongUsage and name options.
 
-A plain number is refused where its unit would be a guess. Errors name options as the command line does.
+A plain number is refused where its unit would be a guess.
 """
 
 import math
@@ -16,19 +16,19 @@ MAX_RANGE_VALUES = 10_000
 
 
 def duration(value: Any, option: str, *, zero: bool = False) -> float:
-    """Return milliseconds of "20ms" or a timedelta. zero: accept 0. Raises WrongUsage."""
+    """Return milliseconds of "20ms" or a timedelta. zero: accept 0."""
     if isinstance(value, timedelta):
         value = f"{value.total_seconds()}s"
     return parse_duration_ms(_with_unit(value, option, "20ms"), option=option, zero=zero)
 
 
 def limit(value: Any, option: str) -> float:
-    """Return a latency limit in ms, infinite if none is given. Raises WrongUsage."""
+    """Return a latency limit in ms, infinite if none is given."""
     return math.inf if value is None else duration(value, option)
 
 
 def rate(value: Any, option: str = "--rate") -> float:
-    """Return requests per ms of "500/s". Raises WrongUsage."""
+    """Return requests per ms of "500/s"."""
     return parse_rate_per_ms(_with_unit(value, option, "500/s"), option=option)
 
 
@@ -40,18 +40,18 @@ def _with_unit(value: Any, option: str, example: str) -> str:
 
 
 def rates(values: Any, option: str = "--rate") -> list[float]:
-    """Return requests per ms of one rate or several. Raises WrongUsage."""
+    """Return requests per ms of one rate or several."""
     return [rate(each, option) for each in several(values)]
 
 
 def transfer(value: str, option: str = "--transfer") -> tuple[float, float]:
-    """Return (ms a request, ms a token) of "2ms", "2ms+1us" or "0+1us". Raises WrongUsage."""
+    """Return (ms a request, ms a token) of "2ms", "2ms+1us" or "0+1us"."""
     fixed, plus, each = value.partition("+")
     return duration(fixed, option, zero=True), duration(each, option, zero=True) if plus else 0.0
 
 
 def percent(value: Any, option: str = "--percentile") -> float:
-    """Return percent of 95 or "95%". Raises WrongUsage."""
+    """Return percent of 95 or "95%"."""
     try:
         return float(value.strip().removesuffix("%").strip().removeprefix("p") if isinstance(value, str) else value)
     except (TypeError, ValueError):
@@ -59,7 +59,7 @@ def percent(value: Any, option: str = "--percentile") -> float:
 
 
 def values_of(sweep: Mapping[str, Iterable[Any]] | str | Sequence[str] | None) -> dict[str, list[Any]]:
-    """Return the values of each name in `replicas=1..4; rate=10/s,20/s`, or of a mapping. Raises WrongUsage."""
+    """Return the values of each name in `replicas=1..4; rate=10/s,20/s`, or of a mapping."""
     if isinstance(sweep, Mapping):
         return {name.replace("-", "_"): list(values) for name, values in sweep.items()}
     pieces = (sweep if isinstance(sweep, str) else ";".join(sweep or ())).split(";")
@@ -81,7 +81,6 @@ def _range(text: str) -> list[str]:
 
 
 def several(values: Any) -> list[Any]:
-    """Return a list of one value, or of all in a sequence; empty for None."""
     if values is None:
         return []
     return list(values) if isinstance(values, Iterable) and not isinstance(values, str) else [values]
@@ -90,7 +89,7 @@ def several(values: Any) -> list[Any]:
 def by_name(
     values: Mapping[str, Any] | str | Iterable[str] | None, option: str, example: str, separator: str = "="
 ) -> dict[str, Any]:
-    """Return values by name, of a mapping or of texts such as `gpu=800ms`. Raises WrongUsage."""
+    """Return values by name, of a mapping or of texts such as `gpu=800ms`."""
     if isinstance(values, Mapping):
         return dict(values)
     found: dict[str, Any] = {}
@@ -104,7 +103,7 @@ def by_name(
 
 
 def count(value: Any, option: str, example: str) -> int:
-    """Return a whole number above zero. Raises WrongUsage."""
+    """Return a whole number above zero."""
     found = whole_number(str(value))
     if not found:
         raise WrongUsage(f"{value!r} is no count", where=option, remedy=f"Write {example}.")

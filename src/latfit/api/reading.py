@@ -1,4 +1,4 @@
-"""Steps from whatever holds them: files, globs, logs, folders; pandas, Arrow and Polars tables; columns by name."""
+"""Read steps from files, globs, logs, folders, and pandas, Arrow and Polars tables."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,10 +20,9 @@ TABLE = "the table"  # what errors call a table in memory
 def read(request: ReadRequest) -> trace.CleanTrace:
     """Read and clean steps.
 
-    source: a file or several, a glob, "-", a folder or an address of object storage; a pandas DataFrame, an Arrow
-    table, a Polars frame, a mapping of columns; a trace that was read before. Returns the steps (`.frame` is the
-    DataFrame: B requests, S tokens, T_ms milliseconds, one row a step), and what was dropped and why. Raises BadInput,
-    WrongUsage.
+    source: a file or several, a glob, "-", a folder or an address of object storage; a DataFrame of pandas or Polars,
+    an Arrow table, a mapping of columns; a trace. Returns the steps (`.frame`: B requests, S tokens, T_ms, one row a
+    step), and what was dropped and why. Raises BadInput, WrongUsage.
     """
     source = request.source
     if isinstance(source, trace.CleanTrace) and not given_in(request) - {"source", "progress", "cells_time"}:
@@ -79,7 +78,6 @@ def _summarise(source: str, request: ReadRequest) -> trace.CleanTrace:
 
 
 def table_of(source: Any) -> trace.Trace:
-    """Return the columns of a table in memory. Raises BadInput."""
     source = getattr(source, "trace", source)  # of a CleanTrace, a Profile
     if isinstance(source, trace.Trace):
         return source
@@ -109,7 +107,7 @@ def table_of(source: Any) -> trace.Trace:
 
 
 def columns_in(source: Any, required: Sequence[str]) -> trace.Trace:
-    """Return the columns of a file or a table, without latency. Raises BadInput where a required one is missing."""
+    """Return the columns of a file or table, without latency. Raises BadInput if a required one is missing."""
     if isinstance(source, str | Path):
         return trace.read_columns(trace.open_source(source), required)
     with located(TABLE):

@@ -1,4 +1,4 @@
-"""Report pages on a machine's paths, their fits and a plan; a plan as the files of a serving engine."""
+"""`report`: pages on a machine's paths and a plan; `export`: a plan as the files of a serving engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ Rows = tuple[dict[str, Trace], list[str]]  # measured steps by path, and notes o
 
 @dataclass(frozen=True, repr=False)
 class Report(Answer):
-    """Where a report went: its page, its pictures as PNG, and notes on how it was made."""
+    """Where a report went: its page, its pictures, and notes on how it was made."""
 
     html: Path
     figures: list[Path]
@@ -59,9 +59,9 @@ class Report(Answer):
 def export(request: ExportRequest) -> Exported:
     """Write a plan as an engine's settings, each with its reason as a comment.
 
-    plan: what `plan` or `plan_engine` returned, its file (`latfit plan --out`) or its document. `.files` holds each
-    file by its name, `.save(folder)` writes them. Raises WrongUsage for an unknown target or another kind of plan,
-    BadInput, SlaOutOfReach for a plan that cannot be met, FitNotUsable where its data do not support it.
+    plan: what `plan` or `plan_engine` returned, its file or its document. `.files` holds each file by its name,
+    `.save(folder)` writes them. Raises WrongUsage, BadInput, SlaOutOfReach for a plan that cannot be met, FitNotUsable
+    where its data do not support it.
     """
     plan = request.plan
     document = plan if isinstance(plan, str | Path | Mapping) else plan.to_json()
@@ -73,8 +73,8 @@ def export(request: ExportRequest) -> Exported:
 def report(request: ReportRequest) -> Report:
     """Write one self-contained HTML page, answer first, and its figures as PNG.
 
-    paths: as for `Hardware`: {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}, a `hardware.json`, a fit.  trace:
-    files, DataFrames, or by path. Raises BadInput, FitNotUsable, TargetNotWritable, WrongUsage.
+    paths: as for `Hardware`. trace: files, DataFrames, or by path. Raises BadInput, FitNotUsable, TargetNotWritable,
+    WrongUsage.
     """
     profile, plan = profile_of(request.paths), request.plan
     if plan is None and request.sla is not None:
@@ -114,7 +114,6 @@ def _rows_of_fits(paths: Any, profile: HardwareProfile) -> Rows:
 
 
 def _named_rows(profile: HardwareProfile, traces: Any) -> Rows:
-    """Return the rows of the named traces, each under its path. Raises WrongUsage."""
     rows: dict[str, Trace] = {}
     notes = []
     known = ", ".join(profile.paths)

@@ -1,7 +1,7 @@
 """How a verb declares what it takes: one frozen dataclass, its request.
 
-Each field is a keyword argument of the library's function. An `option` is also an option of the command, a line of its
-help and a row of docs/cli.md; a `setting` is for programs and `--set`. Imports nothing heavy.
+A field is a keyword argument of the library. An `option` is also an option of the command, a line of its help and a row
+of docs/cli.md; a `setting` is for programs and `--set`. Imports nothing heavy.
 """
 
 import functools
@@ -27,9 +27,8 @@ R = TypeVar("R", covariant=True)
 class Option:
     """How a field is given on the command line.
 
-    names: separated by blanks, the help shows the first; default: the field's.  kind: type that the command line reads;
-    default: the field's.  panel: heading in the help; default: `PANEL` of the class.  argument: name of a
-    positional argument.  expert: only `--help-all` shows it.
+    names: separated by blanks, the help shows the first. kind: type that the command line reads. panel: heading in the
+    help. argument: name of a positional argument. expert: only `--help-all` shows it.
     """
 
     help: str
@@ -43,12 +42,11 @@ class Option:
     expert: bool = False
 
     def all_names(self, field: str) -> list[str]:
-        """Return the names, such as `--arrival-process --law`."""
         return self.names.split() or [f"--{field.replace('_', '-')}"]
 
 
 def option(help: str, default: Any = None, **details: Any) -> Any:
-    """Declare a field that is an option; details as of `Option`. A type `Annotated[..., Option(...)]` does the same."""
+    """Declare a field that is an option; details as of `Option`, as in `Annotated[..., Option(...)]`."""
     return field(default=default, metadata={"": Option(help, **details)})
 
 
@@ -74,7 +72,6 @@ class Request:
 
     @classmethod
     def exclusive(cls) -> list[list[str]]:
-        """Return the groups of fields of which one may be given."""
         return [group.split() for group in cls._rows("EXCLUDES")]
 
     @classmethod
@@ -85,14 +82,13 @@ class Request:
 
     @classmethod
     def _rows(cls, name: str) -> list[str]:
-        """Rows of the class and of its bases; those of the class count."""
         texts = [vars(group).get(name, "") for group in reversed(cls.__mro__)]
         return list(dict.fromkeys(row.strip() for text in texts for row in text.split(";") if row.strip()))
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A field of a request with its documentation. option: None where the command line lacks it."""
+    """A field of a request. option: None where the command line lacks it."""
 
     field: "Field[Any]"
     type: Any
@@ -106,18 +102,17 @@ class Declared:
 
     @property
     def kinds(self) -> list[Any]:
-        """Types of the field but None."""
         several = get_args(self.type) if get_origin(self.type) in (Union, UnionType) else (self.type,)
         return [kind for kind in several if kind is not type(None)]
 
     @property
     def is_settable(self) -> bool:
-        """Whether `--set` takes the field: it has no option, and a text can be its value."""
+        """Whether `--set` takes the field."""
         origins = {get_origin(kind) or kind for kind in self.kinds}
         return self.option is None and bool(origins & {bool, int, float, str, Path, Any, Literal, Sequence})
 
     def parse(self, text: str, where: str) -> Any:
-        """Return the value that a text stands for, by the type of the field. Raises WrongUsage."""
+        """Return the value of a text. Raises WrongUsage."""
         try:
             return self._value_of(text)
         except (ValueError, KeyError):
@@ -194,7 +189,7 @@ def verb(request: Callable[P, Q]) -> Callable[[Callable[[Q], R]], Verb[P, Q, R]]
 
 
 def _by_parameter(text: str, names: Mapping[str, str]) -> str:
-    """Return a text with parameters in place of options: `classes` for `--class`; commands in backquotes stay."""
+    """Name parameters in place of options: `classes` for `--class`; commands in backquotes stay."""
 
     def parameter(found: re.Match[str]) -> str:
         if found[0].startswith("`"):
@@ -205,12 +200,12 @@ def _by_parameter(text: str, names: Mapping[str, str]) -> str:
 
 
 def given_in(request: Any) -> set[str]:
-    """Return the names of the fields that differ from their defaults."""
+    """Return the fields that differ from their defaults."""
     return {each.name for each in fields(request) if _differs(getattr(request, each.name), each.default)}
 
 
 def check(request: Any) -> None:
-    """Refuse fields that contradict each other; tell of those without an effect. Raises WrongUsage."""
+    """Refuse fields that contradict each other; note those without an effect. Raises WrongUsage."""
     given = given_in(request)
     for group in request.exclusive():
         if len(both := [name for name in group if name in given]) > 1:
@@ -240,12 +235,10 @@ def with_units(request: K) -> K:
 
 
 def ignored(option: str, why: str) -> None:
-    """Tell the user that an option has no effect."""
     tell(f"note: {option} has no effect: {why}.")
 
 
 def option_of(request: Any, name: str) -> str:
-    """Return what the command line calls a field."""
     found = next(each for each in declared(request) if each.name == name)
     return found.option.all_names(name)[0] if found.option else f"--set {name}"
 

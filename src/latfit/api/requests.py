@@ -66,8 +66,6 @@ PageFolder = Annotated[Path | None, Option("Folder for the report page.", metava
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster(Request):
-    """Where many pieces of work are done."""
-
     NEEDS = "scheduler: backend"
     backend: Literal["local", "dask"] = setting("Where to run: cells of traces, or runs of a sweep.", "local")
     scheduler: str | None = setting("Address of a Dask cluster, tcp://...; without it workers here.")
@@ -75,8 +73,6 @@ class Cluster(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(Cluster):
-    """How a source is read and cleaned."""
-
     PANEL = "Reading"
     map: Mapping[str, str] | str | None = option("Names of the columns in the source: B=batch,S=tokens,T_ms=latency.")
     unit: Literal["ns", "us", "ms", "s"] | None = option("Unit of the latency column.")
@@ -95,16 +91,12 @@ class ReadOptions(Cluster):
 
 @dataclass(frozen=True)
 class ReadRequest(ReadOptions):
-    """Clean steps from a source."""
-
     SHOWN = "format map unit where cells keep drop allow_drops skip_bad"
     source: Sources
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Request):
-    """What is fitted, and how sure its parameters are."""
-
     PANEL = "Model"
     NEEDS = "resample: bootstrap intervals"
     model: str | None = option(
@@ -132,15 +124,11 @@ class ModelOptions(Request):
 
 @dataclass(frozen=True)
 class FitRequest(ModelOptions, ReadOptions):
-    """Fit a latency model to steps of one system."""
-
     source: Sources
 
 
 @dataclass(frozen=True)
 class FitEachRequest(FitRequest):
-    """Fit every system of a source."""
-
     SHOWN = "model bootstrap fix map unit where path"
     LACKS = "keep drop skip_bad"
     made: "Callable[[str, Fit], None] | None" = setting("Called with (label, fit) as each is there.")
@@ -148,8 +136,6 @@ class FitEachRequest(FitRequest):
 
 @dataclass(frozen=True)
 class PredictRequest(Request):
-    """The steps whose latency is predicted."""
-
     PANEL = "Steps"
     EXCLUDES = "B data; data sensitivity; context context_tokens"
     NEEDS = "S: B data sensitivity"
@@ -168,8 +154,6 @@ class PredictRequest(Request):
 
 @dataclass(frozen=True)
 class SpeculateRequest(Request):
-    """Steps with and without drafts."""
-
     PANEL = "Speculation"
     EXCLUDES = "drafts draft_cost"
     fit: FitFile
@@ -183,8 +167,6 @@ class SpeculateRequest(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRequest(ReadOptions):
-    """Compare runs with the first one."""
-
     SHOWN = "tolerance each alternate path rate lengths ttft tpot kv_blocks map unit where"
     LACKS = "keep drop skip_bad"
     EXCLUDES = "each alternate rate"
@@ -251,14 +233,11 @@ class PlanRequest(StepPlanRequest):
 
     @property
     def has_load(self) -> bool:
-        """Whether responses to a load are planned, not single steps."""
         return any(each is not None for each in (self.rate, self.rate_per_s, self.arrivals))
 
 
 @dataclass(frozen=True)
 class StepBudgetRequest(Request):
-    """What fits into a step within an SLA."""
-
     EXCLUDES = "sla sla_ms"
     paths: Any
     sla: Duration | None = setting('The SLA of a step, "10ms".')
@@ -272,8 +251,6 @@ class StepBudgetRequest(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLimits(Request):
-    """Limits of a serving engine."""
-
     PANEL = "Engine"
     kv_blocks: int | None = option(
         "Blocks of the KV cache. Default: from the engine's trace, log or metrics, else unlimited.", min=1
@@ -301,8 +278,6 @@ class EngineSettings(EngineLimits):
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialSettings(EngineSettings):
-    """Settings that few engines have."""
-
     start_at: int | None = setting("continuous, static: queue length that starts a prefill.")
     swap: str | None = setting("Swap preempted requests out and in, at this per token: 2us.")
     draft_tokens: int | None = setting("Speculative decoding: tokens per draft. Default: the trace's, else 0.")
@@ -362,8 +337,6 @@ StartUp = Annotated[
 
 @dataclass(frozen=True)
 class EnginePlanRequest(EngineSettings, Memory):
-    """Serving engines for a load of requests with lengths."""
-
     PANEL = "Serving engines"
     SHOWN = "rate lengths ttft tpot e2e replicas hardware fit kv_blocks"
     LACKS = "max_num_seqs max_num_batched_tokens"
@@ -429,8 +402,6 @@ class SweepOptions(Cluster):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyMachine(SweepOptions):
-    """The machine on which policies are simulated."""
-
     PANEL = "Machine"
     EXCLUDES = "sla sla_ms"
     sla_ms: float | None = setting("The SLA as a number of milliseconds.")
@@ -446,16 +417,12 @@ class PolicyMachine(SweepOptions):
 
 @dataclass(frozen=True)
 class StudyRequest(PolicyMachine):
-    """Claims of the literature, tested on this hardware."""
-
     SHOWN = "hardware nominal sla requests seed out"
     hardware: Hardware = "hardware.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySettings(Request):
-    """Settings of batching policies."""
-
     PANEL = "Policies"
     batch: int | None = option("fixed: batch size.")
     window: Duration | None = setting("window: batching timeout, such as 2ms.")
@@ -471,8 +438,6 @@ class PolicySettings(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedLoad(Request):
-    """The requests that a simulation serves."""
-
     PANEL = "Load"
     EXCLUDES = "arrivals users load_curve; rate users; rate rate_per_s; arrivals classes; arrivals prompt_lengths"
     NEEDS = "think: users vary; arrival_process: rate rate_per_s vary; ageing: classes arrivals"
@@ -494,8 +459,6 @@ RatesOf = Annotated[str | Sequence[str] | None, Option("Arrival rate: 500/s. Rep
 
 @dataclass(frozen=True)
 class SimulateRequest(PolicySettings, SimulatedLoad, PolicyMachine):
-    """Batching policies on one or two execution paths."""
-
     SHOWN = "policy rate arrivals hardware nominal t_cut batch sla requests vary out"
     NEEDS = "by_prompt: arrivals"
     hardware: Hardware = "hardware.json"
@@ -510,8 +473,6 @@ class SimulateRequest(PolicySettings, SimulatedLoad, PolicyMachine):
 
 @dataclass(frozen=True)
 class SimulateEngineRequest(SpecialSettings, SimulatedLoad, SweepOptions):
-    """A serving engine, token by token."""
-
     PANEL = "Engine"
     SHOWN = "fit kv_blocks max_num_seqs max_num_batched_tokens batching replicas rate lengths ttft tpot vary"
     LACKS = "hardware sla"
@@ -543,8 +504,6 @@ class SimulateEngineRequest(SpecialSettings, SimulatedLoad, SweepOptions):
 
 @dataclass(frozen=True)
 class ValidateRequest(SpecialSettings):
-    """A measured serving run compared with its simulation."""
-
     PANEL = "Comparison"
     SHOWN = (
         "metrics_before metrics_after run_steps calibrate kv_blocks max_num_seqs max_num_batched_tokens replicas "
@@ -570,8 +529,6 @@ class ValidateRequest(SpecialSettings):
 
 @dataclass(frozen=True)
 class ExportRequest(Request):
-    """A plan as the settings of a serving engine."""
-
     PANEL = "Settings"
     SHOWN = "target plan model shapes begins"
     plan: Annotated[Any, Option("The plan, as latfit plan --out writes it.", argument="PLAN")]
@@ -584,8 +541,6 @@ class ExportRequest(Request):
 
 @dataclass(frozen=True)
 class ReportRequest(Request):
-    """One page and its pictures from a hardware profile."""
-
     PANEL = "Report"
     EXCLUDES = "sla sla_ms; rate rate_per_s; sla plan"
     NEEDS = "percentile tokens_per_request: sla sla_ms plan; laws_only: rate rate_per_s"
@@ -605,8 +560,6 @@ class ReportRequest(Request):
 
 @dataclass(frozen=True)
 class ProfileRequest(Request):
-    """Steps of a transformer, measured on this machine."""
-
     PANEL = "Steps"
     SHOWN = "model budget device isa dtype grid context threads precision seed out resume"
     model: str = option("A preset (tiny, smollm2-135m, ..., llama-3.1-8b) or a HuggingFace config.json.", "tiny")
@@ -657,8 +610,6 @@ class RecordRequest(Request):
 
 @dataclass(frozen=True)
 class TuneRequest(Request):
-    """Settings of a running engine for a load, found and verified."""
-
     PANEL = "Tuning"
     SHOWN = "command rate lengths arrivals ttft tpot url load max_restarts budget out dry_run"
     EXCLUDES = "url command; lengths arrivals"
@@ -699,8 +650,6 @@ class RunningEngine(EngineLimits):
 
 @dataclass(frozen=True)
 class WatchRequest(RunningEngine):
-    """A running engine from second to second."""
-
     PANEL = "Watching"
     SHOWN = "ttft tpot fit window every max_num_seqs max_num_batched_tokens kv_blocks at_measured_speed"
     url: Server
@@ -711,8 +660,6 @@ class WatchRequest(RunningEngine):
 
 @dataclass(frozen=True)
 class DoctorRequest(RunningEngine):
-    """What binds a running engine, and what would help it."""
-
     PANEL = "Reading"
     SHOWN = "ttft tpot fit duration max_num_seqs max_num_batched_tokens kv_blocks at_measured_speed"
     NEEDS = "ttft tpot seed: fit hardware"
@@ -725,8 +672,6 @@ class DoctorRequest(RunningEngine):
 
 @dataclass(frozen=True)
 class ServeRequest(Request):
-    """The router as an HTTP proxy for one or two running engines."""
-
     PANEL = "Routing"
     SHOWN = "policy times hardware lengths slots t_cut classes ageing learn host port token_file"
     NEEDS = "lengths: hardware; learn: times hardware; ageing: classes"
@@ -767,8 +712,6 @@ class ServeRequest(Request):
 
 @dataclass(frozen=True)
 class ReplayRequest(Request):
-    """Policies run live on this machine, compared with their simulation."""
-
     PANEL = "Replay"
     EXCLUDES = "load rate"
     policy: str | Sequence[str] = option("Policies: gpu-only,three-stage,cutoff.", "gpu-only,three-stage", kind=str)
@@ -786,15 +729,11 @@ class ReplayRequest(Request):
 
 @dataclass(frozen=True)
 class CatalogRequest(Request):
-    """The catalogue of step models, or one of its systems."""
-
     name: str | None = option("A system, such as rtx4090/llama-3.1-8b.", argument="NAME")
 
 
 @dataclass(frozen=True)
 class CatalogAddRequest(Request):
-    """A fit added to a folder of own step models."""
-
     PANEL = "Entry"
     fit: Annotated[Any, Option("A fit file (NAME.fit.json).", kind=Path, argument="FIT")]
     _: KW_ONLY
@@ -809,15 +748,11 @@ LedgerFile = Annotated[Path | str, Option("The ledger's file.", kind=Path, panel
 
 @dataclass(frozen=True)
 class LedgerRequest(Request):
-    """Promises with what was measured."""
-
     ledger: LedgerFile = "ledger.json"
 
 
 @dataclass(frozen=True)
 class LedgerAddRequest(Request):
-    """A run compared with its plan, for the ledger."""
-
     plan: Annotated[Path | str, Option("A plan for requests, or tune.json.", kind=Path, argument="PLAN")]
     run: Any = option("The run: vllm bench serve --save-detailed, GuideLLM, a table.", kind=Path | None, argument="RUN")
     _: KW_ONLY
@@ -826,8 +761,6 @@ class LedgerAddRequest(Request):
 
 @dataclass(frozen=True)
 class AddPathRequest(Request):
-    """A path entered into a hardware profile."""
-
     PANEL = "Path"
     EXCLUDES = "fit nominal"
     NEEDS = "force: fit nominal"

@@ -1,4 +1,4 @@
-"""`plan_engine`: how many serving engines, with which settings, keep what requests are promised."""
+"""`plan_engine`: how many serving engines, with which settings, meet the SLOs of a load."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -47,9 +47,9 @@ LIMIT_FACTORS = (0.6, 1.0, 1.5)
 
 @dataclass(frozen=True, repr=False, eq=False)
 class EnginePlan(Planned):
-    """Serving engines for a load of requests; `.engine` holds the settings, as `simulate_engine` takes them.
+    """Serving engines for a load; `.engine` holds the settings, as `simulate_engine` takes them.
 
-    result: the record (`latfit.planning.ServingPlan`).  subject: model and machine, where they are known.
+    result: the record (`latfit.planning.ServingPlan`). subject: model and machine, where they are known.
     """
 
     result: planning.ServingPlan
@@ -58,17 +58,16 @@ class EnginePlan(Planned):
 
     @property
     def replicas(self) -> int | None:
-        """Replicas that the load needs; None where no number serves it."""
         return self.result.replicas.value
 
     @property
     def engine(self) -> dict[str, Any]:
-        """Settings of a replica; empty where nothing keeps the targets."""
+        """Settings of a replica; empty where nothing meets the targets."""
         return {} if self.result.engine is None else self.result.engine.to_json()
 
     @property
     def schedule(self) -> Any:
-        """DataFrame (t_s, replicas) for `simulate_engine(replicas_at=...)`; empty where there is no schedule."""
+        """DataFrame (t_s, replicas) for `simulate_engine(replicas_at=...)`; empty without a schedule."""
         found = () if self.result.schedule is None else self.result.schedule.replicas_at
         return data_frame({"t_s": t_s, "replicas": replicas} for t_s, replicas in found)
 
@@ -86,7 +85,7 @@ class EnginePlan(Planned):
 
     @cached_property
     def frame(self) -> Any:
-        """DataFrame: the Pareto front of speed_per_s (tokens of a user) and throughput_per_s (tokens of a replica)."""
+        """DataFrame: the Pareto front of speed_per_s (of a user) and throughput_per_s (of a replica), tokens/s."""
         return data_frame(structs.asdict(each) for each in self.result.pareto)
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
@@ -101,7 +100,7 @@ class EnginePlan(Planned):
         return reporting.serving_page(self.result, made, nearby=self.nearby(), subject=self.subject)
 
     def nearby(self) -> dict[str, dict[str, planning.ServingPlan]]:
-        """Plan again at rates, and at limits of TPOT, around this plan's, by slider and place; empty without a rate."""
+        """Plan again at rates and TPOT limits around this plan's, by slider and place; empty without a rate."""
         request, rate_per_s = self.request, self.result.rate_per_s
         if request is None or request.rate is None:
             return {}
@@ -129,10 +128,10 @@ class EnginePlan(Planned):
 
 @verb(EnginePlanRequest)
 def plan_engine(request: EnginePlanRequest) -> EnginePlan:
-    """Find the least serving engines, and their settings, that keep what requests are promised, by simulation.
+    """Find the fewest serving engines, and their settings, that meet the SLOs, by simulation.
 
-    Settings that are given stay as they are; the search chooses among others up to what the fit measured. A plan that
-    nothing can meet comes back with feasible=False. Raises BadInput, FitNotUsable, WrongUsage.
+    Given settings stay; the search chooses among others up to what the fit measured. A plan that nothing can meet comes
+    back with feasible=False. Raises BadInput, FitNotUsable, WrongUsage.
     """
     as_given, request = request, with_settings(request)
     fit, prefill_fit, scatter = request.fit, request.prefill_fit, request.service == "fitted"
@@ -195,7 +194,7 @@ FIXED = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold
 def _apart(
     load: workload.Load, request: EnginePlanRequest, costs: StepCosts, factor: float, *, scatter: bool
 ) -> planning.PrefillApart | None:
-    """Return step costs of prefill engines and of decode engines; None without a transfer. Raises WrongUsage."""
+    """Return step costs of prefill engines and of decode engines; None without a transfer."""
     if request.transfer is None:
         return None
     if isinstance(load, workload.RecordedLoad) and int(load.requests.output_tokens.max()) == 1:
@@ -211,7 +210,6 @@ def _apart(
 
 
 def _schedule(load: workload.Load, request: EnginePlanRequest) -> dict[str, float]:
-    """Return start-up time and window of a schedule of replicas. Raises WrongUsage."""
     if request.start_up is None or not isinstance(load, workload.RecordedLoad):
         return {}
     window = request.arrivals_window
@@ -224,7 +222,6 @@ def _schedule(load: workload.Load, request: EnginePlanRequest) -> dict[str, floa
 
 
 def _growth(growth: float | str | None) -> float:
-    """Return the multiple of the load. Raises WrongUsage."""
     text = "1" if growth is None else str(growth).strip().lower().removesuffix("x")
     try:
         if 0 < float(text) < math.inf:
@@ -235,7 +232,6 @@ def _growth(growth: float | str | None) -> float:
 
 
 def _load(request: EnginePlanRequest) -> workload.Load:
-    """Return the load with its lengths, at its rate times the growth. Raises WrongUsage, BadInput."""
     offered = rates(request.rate)
     growth = _growth(request.growth)
     load = make_load(request, offered)
@@ -259,7 +255,6 @@ def _load(request: EnginePlanRequest) -> workload.Load:
 
 
 def _targets(load: workload.Load, request: EnginePlanRequest) -> planning.Targets:
-    """Return the targets. Raises WrongUsage for none, or for percentiles beside goodput."""
     limits = {"ttft": ("--ttft", request.ttft), "tpot": ("--tpot", request.tpot), "latency": ("--e2e", request.e2e)}
     share = None if request.goodput is None else percent(request.goodput, "--goodput")
     if share is not None and not 0 < share < 100:
@@ -297,7 +292,6 @@ def _targets(load: workload.Load, request: EnginePlanRequest) -> planning.Target
 
 
 def _kv_cache(request: EnginePlanRequest) -> planning.KvCache | None:
-    """Return the cache computed from a model and memory; None without a model."""
     source, kv = request.model_config, request.kv_memory
     if source is None:
         return None

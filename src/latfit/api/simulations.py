@@ -33,14 +33,13 @@ LOGGED = 1000  # requests of an event log
 class Simulation(Answer):
     """Simulated runs, one a policy or engine at a load.
 
-    `.frame` has every run as a row (times in ms, rates per second, shares from 0 to 1), `.page()` is the report.
+    `.frame` has a row a run: times in ms, rates per second, shares from 0 to 1.
     """
 
     runs: Sequence[simulation.SimResult] | Sequence[simulation.EngineResult]
 
     @cached_property
     def answer(self) -> "reporting.Verdict":
-        """The verdict with its state."""
         raise NotImplementedError
 
     @property
@@ -58,7 +57,6 @@ class Simulation(Answer):
 
     @property
     def messages(self) -> list[str]:
-        """Notes of the runs; of notes that differ in numbers alone the first."""
         return reporting.distinct(list(dict.fromkeys(text for run in self.runs for text in run.notes)))
 
     @property
@@ -73,7 +71,7 @@ class Simulation(Answer):
 class PolicySimulation(Simulation, WithPage):
     """Batching policies on a machine.
 
-    skipped: why points were left out.  findings: claims of a study and what came out.  subject: model and machine.
+    skipped: why points were left out. findings: claims of a study and what came out.
     """
 
     runs: Sequence[simulation.SimResult]
@@ -122,8 +120,7 @@ SETTINGS = {
 def simulate(request: SimulateRequest) -> PolicySimulation:
     """Simulate batching policies on one or two execution paths, all on the same random numbers.
 
-    hardware: a `hardware.json`, a HardwareProfile, or {"cpu": fit, "gpu": "launch=12ms,slope=0.05ms"}. Raises
-    WrongUsage, BadInput; an unstable load is no error: its runs have `stable=False`.
+    hardware: as for `Hardware`. Raises WrongUsage, BadInput; runs of an unstable load have `stable=False`.
     """
     axes = values_of(request.vary)
     offered = rates(axes.pop("rate", None), "--sweep rate") or rates(request.rate)
@@ -182,7 +179,7 @@ def simulate_study(request: StudyRequest) -> PolicySimulation:
 def _simulated(
     request: Any, mean: float, longest: float = 0.0
 ) -> tuple[HardwareProfile, simulation.System, simulation.Options]:
-    """Return the machine, its paths for requests of such tokens, and the options of runs. Raises WrongUsage."""
+    """Return the machine, its paths for requests of such tokens, and the options of runs."""
     servers = {
         name: count(each, "--servers", "amx=2") for name, each in by_name(request.servers, "--servers", "amx=2").items()
     }
@@ -208,7 +205,7 @@ def _sweep(points: Sequence[simulation.Point], request: Any) -> Sequence[simulat
 
 
 def _check_load(load: Load, request: SimulateRequest) -> None:
-    """Raises WrongUsage for more requests than are recorded, and for limits of tokens, which policies do not know."""
+    """Raise WrongUsage for more requests than are recorded, and for limits of tokens."""
     if isinstance(load, RecordedLoad):
         found, wanted = len(load.requests), request.requests or 0
         remedy = "Leave --requests out for all of them."
@@ -220,7 +217,6 @@ def _check_load(load: Load, request: SimulateRequest) -> None:
 
 
 def _parse_setting(name: str, value: Any, option: str) -> Any:
-    """Return the value of a setting of a policy. Raises WrongUsage."""
     if SETTINGS[name].endswith("_ms"):
         return duration(value, option)
     return str(value).replace("-", " ") if name == "rule" else count(value, option, "a whole number above zero")

@@ -19,8 +19,7 @@ from latfit.trace import engine_facts
 def speculate(request: SpeculateRequest) -> PlainAnswer:
     """Say from which batch speculative decoding stops paying.
 
-    Draft tokens and acceptance come from the recorded engine unless they are given. Raises WrongUsage, BadInput,
-    FitNotUsable.
+    Draft tokens and acceptance come from the recorded engine unless given. Raises WrongUsage, BadInput, FitNotUsable.
     """
     plain = as_fit(request.fit).result
     drafting = plain if request.drafts is None else as_fit(request.drafts).result

@@ -40,8 +40,8 @@ GIVE_OPTIONS = "Give options if not so."
 class Validation(Answer):
     """Measured against simulated TTFT, TPOT and latency. result: the record (`latfit.validation.Validation`).
 
-    foreign: why the run is of another machine than the fit, else empty.  setup: how the engine is set up.  run_speed:
-    the machine's speed during the run, and the comparison at that speed; None if the run's steps are not known.
+    foreign: why the run is of another machine than the fit, else empty. setup: how the engine is set up. run_speed: the
+    comparison at the machine's speed during the run; None if the run's steps are not known.
     """
 
     result: validation.Validation
@@ -51,7 +51,7 @@ class Validation(Answer):
     run_speed: validation.RunSpeed | None = None
 
     def check_machine(self) -> None:
-        """Raises FitNotUsable for a run of another machine than the fit."""
+        """Raise FitNotUsable for a run of another machine than the fit."""
         if self.foreign:
             found = "the fit is not of the machine that this run was measured on"
             remedy = "Check the engine's limits, fit the machine's own steps; --force compares all the same."
@@ -73,7 +73,7 @@ class Validation(Answer):
 
     @property
     def frame(self) -> Any:
-        """A DataFrame, one row a statistic of a metric: measured_ms, simulated_ms, error_pct, limit_pct, holds."""
+        """DataFrame: a row a statistic of a metric: measured_ms, simulated_ms, error_pct, limit_pct, holds."""
         return data_frame(
             {
                 "metric": metric.removesuffix("_ms"),
@@ -123,9 +123,8 @@ class Validation(Answer):
 def validate(request: ValidateRequest) -> Validation:
     """Simulate a measured serving run and compare TTFT, TPOT and latency with what was measured.
 
-    The steps of traces are fitted here, decoding apart from steps with prefill. Settings that are not named come from
-    the traces and the metrics. Whether the run is of the fits' machine is told first (`.foreign`). Raises WrongUsage,
-    BadInput, FitNotUsable.
+    The steps of traces are fitted here, decode apart from steps with prefill. Settings that are not named come from the
+    traces and the metrics. Raises WrongUsage, BadInput, FitNotUsable.
     """
     request = with_settings(request)
     run, scatter = request.run, request.service == "fitted"
@@ -182,7 +181,7 @@ def validate(request: ValidateRequest) -> Validation:
 def _fits_and_setup(
     request: ValidateRequest, facts: Mapping[str, Any] | None
 ) -> tuple[PhaseFits, EngineSetup, list[Any]]:
-    """Return fits of the engine's steps, its settings, and the starts that its steps are of. facts: the server's."""
+    """Return fits of the engine's steps, its settings, and the starts that its steps are of."""
     fit = request.fit
     if isinstance(fit, list | tuple) and len(fit) == 1:
         (fit,) = fit

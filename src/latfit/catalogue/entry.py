@@ -1,7 +1,6 @@
 """Entries of the catalogue: a fit with what it was measured on, under a name such as `rtx4090/llama-3.1-8b`.
 
-An entry is one JSON file, gzipped in the package. The folder in LATFIT_CATALOG holds a team's own entries, which come
-before shipped ones of the same name.
+An entry is one JSON file, gzipped in the package. Entries in the folder LATFIT_CATALOG precede shipped ones.
 """
 
 import difflib
@@ -60,7 +59,7 @@ class CatalogEntry(Record, frozen=True, kw_only=True, tag_field="schema", tag="l
 
 
 def all_entries() -> dict[str, CatalogEntry]:
-    """Return every entry by name, the team's own in place of shipped ones. Raises BadInput."""
+    """Return every entry by name. Raises BadInput."""
     return {name: read_entry(file) for name, file in sorted(_files().items())}
 
 
@@ -76,15 +75,11 @@ def entry_named(name: str) -> CatalogEntry:
 
 
 def fit_of(entry: CatalogEntry) -> FitResult:
-    """Return the stored fit, as it was measured. Raises BadInput."""
     return fit_from_json(entry.fit, f"{PREFIX}{entry.name}")
 
 
 def add_entry(entry: CatalogEntry, folder: Path | None = None) -> Path:
-    """Write an entry into a folder, by default that of LATFIT_CATALOG, and return its file.
-
-    Raises WrongUsage without a folder, TargetNotWritable.
-    """
+    """Write an entry into a folder, by default LATFIT_CATALOG. Raises WrongUsage, TargetNotWritable."""
     folder = folder or _own_folder()
     if folder is None:
         raise WrongUsage("no folder for own entries", where=FOLDER, remedy=f"export {FOLDER}=~/latfit-catalog")
@@ -95,7 +90,6 @@ def add_entry(entry: CatalogEntry, folder: Path | None = None) -> Path:
 
 
 def read_entry(file: Path) -> CatalogEntry:
-    """Return the entry in a file. Raises BadInput."""
     try:
         content = file.read_bytes()
         document = msgspec.json.decode(gzip.decompress(content) if file.suffix == ".gz" else content)
@@ -111,7 +105,6 @@ def _own_folder() -> Path | None:
 
 
 def _files() -> Mapping[str, Path]:
-    """Return the files of all entries by name, the team's own in place of shipped ones."""
     folders = [folder for folder in (SHIPPED, _own_folder()) if folder is not None]
     files = [file for folder in folders for file in folder.glob("*.json*")]
     return {file.name.removesuffix(".gz").removesuffix(".json").replace("--", "/"): file for file in files}

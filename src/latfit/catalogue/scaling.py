@@ -1,7 +1,7 @@
 """A system that nobody measured, from a neighbour: the same model on another GPU, or another model on the same GPU.
 
-Times of the neighbour's fit are multiplied by the ratio of two rooflines, step by step, and fitted again. The roofline
-of a step is what reading the weights takes, or computing its tokens, whichever is longer.
+The neighbour's times are multiplied by the ratio of two rooflines, step by step, and fitted again. The roofline of a
+step is the longer of reading the weights and computing its tokens.
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ def ratio_of(source: CatalogEntry, gpu: str, weights: float, tp: int, S: FloatAr
 def nearest(
     entries: Mapping[str, CatalogEntry], gpu: str, model: str, weights: float, tp: int
 ) -> tuple[CatalogEntry, ...]:
-    """Return the neighbours of a system, those first whose roofline is nearest to its own in the mean."""
+    """Return the neighbours of a system, nearest mean roofline first."""
 
     def distance(entry: CatalogEntry) -> float:
         return float(np.abs(np.log(ratio_of(entry, gpu, weights, tp, np.geomspace(1, 4096, GRID)))).mean())
@@ -76,7 +76,7 @@ def nearest(
 
 
 def scaled_steps(source: CatalogEntry, gpu: str, weights: float, tp: int) -> dict[str, FloatArray]:
-    """Return steps (n,) of another system as columns of a trace: a grid over the ranges of a measured neighbour."""
+    """Return steps (n,) of another system as columns of a trace, over the ranges of a neighbour."""
     fit = fit_of(source)
     sizes = {axis: np.unique(np.rint(np.geomspace(1, getattr(source, axis)[1], GRID))) for axis in ("B", "S")}
     B, S = np.array([(b, s) for b in sizes["B"] for s in (b, *sizes["S"]) if s >= b]).T

@@ -1,7 +1,7 @@
 """Widen a fit by the error that its times may have on another machine.
 
-The error is one factor on all step times, log-normal with median 1. It is drawn for each parameter vector, and added
-in quadrature to the limits of steps and to the held-out errors.
+The error is one factor on all step times, log-normal with median 1: drawn for each parameter vector, and added in
+quadrature to the limits of steps and to the held-out errors.
 """
 
 import math
@@ -25,10 +25,7 @@ MEAN_TO_SD = math.sqrt(math.pi / 2)
 
 
 def widen(fit: FitResult, error: float) -> FitResult:
-    """Return a fit whose draws, limits of steps and held-out errors hold a mean error of its times as well.
-
-    Its baselines go: their errors are those of the machine that was measured.
-    """
+    """Return a fit that holds a mean error of its times as well, without its baselines, which are of one machine."""
     sd, tested = MEAN_TO_SD * math.log1p(error), fit.cross_validation
     if tested.errors is not None:
         tested = structs.replace(tested, errors=_add(tested.errors, error))
@@ -58,8 +55,6 @@ def _scale_draws(fit: FitResult, sd: float) -> Mapping[str, Any]:
 
 
 def _widen_limits(entry: Mapping[str, Any], sd: float) -> dict[str, Any]:
-    """Return limits of steps with the error in quadrature, of all steps and of each phase."""
-
     def widen_limit(level: str, factor: float | None) -> float | None:
         if factor is None:
             return None
@@ -74,7 +69,6 @@ def _widen_limits(entry: Mapping[str, Any], sd: float) -> dict[str, Any]:
 
 
 def _add(errors: HeldOutErrors, error: float) -> HeldOutErrors:
-    """Return held-out errors with another one in quadrature."""
     pct = 100 * error
     by_phase = {phase: math.hypot(each, pct) for phase, each in (errors.by_phase or {}).items()}
     whole = {name: math.hypot(getattr(errors, name), pct) for name in ("mape_pct", "median_ape_pct", "mape_pct_mean")}

@@ -71,8 +71,6 @@ MODULES = {"demo": "demo", "fit": "fit", "hardware": "hardware", "ingest": "trac
 
 
 class Verbs(TyperGroup):
-    """The group of all verbs."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for verbs in VERBS.values() for name in verbs]
 
@@ -156,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; errors are printed without a traceback."""
+    """Run one command and return its exit code."""
     quiet = silent.set(False)
     try:
         for each in arguments:
@@ -185,7 +183,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _import_plugins() -> None:
-    """Import the modules that LATFIT_PLUGINS names."""
     for name in filter(None, map(str.strip, os.environ.get(PLUGINS, "").split(","))):
         try:
             import_module(name)
@@ -242,6 +239,5 @@ def _as_known(error: Exception) -> LatfitError:
 
 
 def _tell(text: str) -> None:
-    """Print an error on stderr if there is one."""
     with suppress(OSError, ValueError):
         print_error(text)

@@ -403,7 +403,6 @@ def watch(
 
 
 def _show_live(snapshots: "Iterator[Snapshot]") -> None:
-    """Show snapshots until Ctrl-C; what was shown last stays."""
     from rich.console import Console, Group
     from rich.live import Live
 

@@ -15,8 +15,6 @@ from latfit.units import parse_duration_ms
 
 @dataclass(frozen=True)
 class DemoOptions(Request):
-    """Where to, how long, how much is printed; each step prints what its own command prints."""
-
     PANEL = "Demo"
     out: Path = option("Output folder.", Path("reports/demo"), metavar="DIR")
     budget: str = option("Time to spend measuring.", "60s")

@@ -1,4 +1,4 @@
-"""`latfit fit`: fit a model to traces and check it: one fit a system, with its execution path and its file."""
+"""`latfit fit`: one fit a system, with its execution path and its file."""
 
 import math
 import shlex
@@ -25,8 +25,6 @@ SLA_MS, QUICK = 20.0, 0.05  # smallest SLA that is suggested, and the share of s
 
 @dataclass(frozen=True)
 class TargetOptions(Request):
-    """Which systems are fitted, and where the fits go."""
-
     PANEL = "Systems and files"
     SHOWN = "each out hardware force report"
     each: bool = option("Fit every system (hardware, model, tp) in the file by itself.", False)
@@ -132,7 +130,7 @@ def fit(request: FitEachRequest, targets: TargetOptions, output: OutputOptions) 
 
 
 def _enter(stored: Sequence[Stored], hardware: Path, *, force: bool) -> Sequence[str]:
-    """Enter usable fits into the hardware profile at once; return what they replaced there."""
+    """Enter usable fits into the profile at once; return what they replaced."""
     from latfit.hardware import ExecutionPath, add_path
 
     usable = [(each, each.path) for each in stored if each.fit.ok and each.path is not None and each.kept_out is None]
@@ -190,7 +188,6 @@ def feasible_sla(fit: "Fit", least_ms: float = SLA_MS) -> str:
 
 
 def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:
-    """Print a row for each system; those without a usable fit last, with the reason."""
     from latfit.reporting import data_line, fits_table
 
     ordered = sorted(stored, key=lambda each: each.problem is not None)
@@ -205,7 +202,7 @@ def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:
 
 
 def _check_usable(fits: Sequence[Stored], *, strict: bool, where: str) -> None:
-    """Raises FitNotUsable for the first fit that cannot be used, or has a warning if strict."""
+    """Raise FitNotUsable for the first fit that cannot be used, or has a warning if strict."""
     problems = [(each, each.problem) for each in fits if each.problem]
     if strict:
         warned = [(each, each.fit.needs_action[0]) for each in fits if not each.problem and each.fit.needs_action]

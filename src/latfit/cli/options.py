@@ -1,6 +1,6 @@
 """Commands made from requests: their options, help and panels come from `latfit.api.requests`.
 
-A command is a function of requests, decorated with `@verb`. Its other parameters are options of the command alone.
+A command is a function of requests, decorated with `@verb`; its other parameters are options of the command alone.
 """
 
 import copy
@@ -32,7 +32,7 @@ OWN = "own"  # options of a command that no request has
 
 
 def verb(function: Verb) -> Verb:
-    """Turn a function of requests into one of their options, by keyword. Values that nobody typed stay the requests'.
+    """Turn a function of requests into one of their options. Values that nobody typed stay the requests'.
 
     An option that several requests have is declared by the first and reaches all.
     """
@@ -79,7 +79,7 @@ def verb(function: Verb) -> Verb:
 
 
 def _requests_of(function: Verb) -> dict[str, Any]:
-    """Return the requests that a command takes, by parameter; those of its other parameters are one request, OWN."""
+    """Return a command's requests by parameter; its other parameters are one request, OWN."""
     hints, names = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
     own: list[Any] = []
     for name, each in names.items():
@@ -107,7 +107,6 @@ def _set(records: dict[str, Any], values: dict[str, dict[str, Any]], text: str) 
 
 
 def _parameter(each: Declared, *, hidden: bool) -> inspect.Parameter:
-    """Return the option of a field as Typer takes it."""
     option, default, kind = each.option, each.field.default, _kind(each)
     assert option is not None
     if default is MISSING:
@@ -134,7 +133,6 @@ def _parameter(each: Declared, *, hidden: bool) -> inspect.Parameter:
 
 
 def _kind(each: Declared) -> Any:
-    """Return the type that the command line reads for a field."""
     assert each.option is not None
     if each.option.kind is not None:
         return _with_choices(each.option.kind)
@@ -147,7 +145,7 @@ def _kind(each: Declared) -> Any:
 
 
 def _with_choices(kind: Any) -> Any:
-    """Return `list[Literal[...]]` as a list of an enumeration, the only choices of a list that Typer reads."""
+    """Return `list[Literal[...]]` as a list of an enumeration, which Typer reads."""
     choices = get_args(kind)[0] if get_origin(kind) is list else None
     if get_origin(choices) is not Literal:
         return kind
@@ -155,7 +153,6 @@ def _with_choices(kind: Any) -> Any:
 
 
 def _as_texts(value: Any) -> Any:
-    """Return a list of choices as the texts they are."""
     return [each.value if isinstance(each, StrEnum) else each for each in value] if isinstance(value, list) else value
 
 
@@ -197,14 +194,13 @@ class ShownInPanels(TyperCommand):
 
 
 def group_of_verbs(purpose: str) -> typer.Typer:
-    """Return a verb with subverbs, which `subverb` adds."""
     found = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False, help=purpose)
     found.callback()(lambda: None)
     return found
 
 
 def subverb(group: typer.Typer, name: str | None = None) -> Callable[[Verb], Verb]:
-    """Decorate a function of requests as a verb of a group. name: default the function's."""
+    """Decorate a function of requests as a verb of a group."""
 
     def add(function: Verb) -> Verb:
         group.command(name, cls=ShownInPanels)(verb(function))
@@ -217,7 +213,7 @@ KINDS = {"path": "FILE", "str": "TEXT", "text": "TEXT", "int": "N", "integer": "
 
 
 def _plain(name: str, text: str) -> tuple[str, str]:
-    """Return a line of help in plain words, whatever a version of Typer calls types and ranges."""
+    """Return a line of help, whatever a version of Typer calls types and ranges."""
     option, space, kind = name.rpartition(" ")
     if kind.upper() == "RANGE" or kind.lower() == "range>":
         option, space, kind = option.rpartition(" ")
@@ -231,8 +227,6 @@ Quiet = Annotated[bool, Option("No notes and no progress on stderr.", "--quiet -
 
 @dataclass(frozen=True)
 class OutputOptions(Request):
-    """How much is printed, and in which form."""
-
     PANEL = "Output"
     verbose: bool = option("All tables and details.", False, names="--verbose -v")
     json: bool = option("Print one JSON object on stdout and nothing else.", False)
@@ -243,7 +237,6 @@ class OutputOptions(Request):
 
     @property
     def silent(self) -> bool:
-        """Whether only errors go to stderr."""
         return self.quiet or self.json
 
 
@@ -267,7 +260,7 @@ def read_sources(request: ReadOptions, *, quiet: bool, time: str = "compute") ->
 
 
 def check_files(out: Path | None = None, figure: Path | None = None, report: Path | None = None) -> None:
-    """Raises TargetNotWritable before any work is done."""
+    """Raise TargetNotWritable before any work is done."""
     from latfit.files import check_writable, make_folder
 
     for target in filter(None, (out, figure)):
@@ -282,8 +275,7 @@ def check_files(out: Path | None = None, figure: Path | None = None, report: Pat
 def answer(name: str, request: Any, output: OutputOptions, *, busy: str = "", **files: Path | None) -> Any:
     """Call a verb of the library; print and write its answer.
 
-    busy: label of the progress bar, empty for none.  files: the answer as JSON (`out`), picture (`figure`) and page
-    (`report`).
+    busy: label of the progress bar. files: the answer as JSON (`out`), picture (`figure`) and page (`report`).
     """
     import latfit.api
 
@@ -300,7 +292,6 @@ def answer(name: str, request: Any, output: OutputOptions, *, busy: str = "", **
 def write_files(
     found: Any, *, quiet: bool, out: Path | None = None, figure: Path | None = None, report: Path | None = None
 ) -> None:
-    """Write an answer as JSON, picture and page."""
     if out is not None:
         found.save(out)
     if figure is not None:

@@ -29,7 +29,6 @@ LABEL_COLOURS = {"error": typer.colors.RED, "warning": typer.colors.YELLOW, "hin
 
 
 def _coloured(err: bool = False) -> bool:
-    """Return whether the stream is a terminal that takes colours."""
     stream = sys.stderr if err else sys.stdout
     return stream is not None and stream.isatty() and not os.environ.get("NO_COLOR")
 
@@ -48,7 +47,6 @@ def wrapped(text: str, indent: str = "", first: str = "") -> str:
 
 
 def echo(text: str = "", *, err: bool = False, **style: Any) -> None:
-    """Print lines on stdout, or on stderr."""
     _print(typer.style(printable(text), **style) if style else printable(text), err=err)
 
 
@@ -61,19 +59,16 @@ def _print(text: str, *, err: bool = False) -> None:
 
 
 def styled(text: str, style: str = "") -> "Text":
-    """Return text for a table or a live display of Rich."""
     from rich.text import Text
 
     return Text(printable(text), style=style)
 
 
 def say(text: str, indent: str = "") -> None:
-    """Print a sentence of the result, wrapped at words."""
     echo(wrapped(text, indent, indent))
 
 
 def verdict(text: str, state: "State") -> None:
-    """Print the answer of a command, coloured on a terminal."""
     style: dict[str, Any] = {"fg": COLOURS[state], "bold": True} if _coloured() else {}
     echo(wrapped(text), **style)
 
@@ -86,7 +81,7 @@ def note(text: str, *, quiet: bool) -> None:
 
 @contextmanager
 def progress_bar(purpose: str, *, quiet: bool) -> Iterator[Callable[..., None]]:
-    """Show a bar on a terminal; it is called with (done, total, current activity)."""
+    """Show a bar on a terminal; it is called with (done, total, activity)."""
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield lambda *_: None
         return
@@ -114,7 +109,6 @@ def print_json(document: Any) -> None:
 
 
 def print_table(table: "Table") -> None:
-    """Print a table as wide as the terminal, or wider where numbers need it."""
     from rich.console import Console
 
     from latfit.reporting import table_text
@@ -123,7 +117,7 @@ def print_table(table: "Table") -> None:
 
 
 def print_messages(messages: "Iterable[Message | str]", *, verbose: bool = True, kind: str = "warning") -> None:
-    """Print `warning:` lines with their `hint:`, and `note:` lines; a sentence alone is of `kind`."""
+    """Print `warning:` lines with their `hint:`, and `note:` lines; a plain sentence is of `kind`."""
     every = list(messages)
     shown = every if verbose else every[:MAX_WARNINGS]
     for each in shown:
@@ -138,7 +132,7 @@ def print_messages(messages: "Iterable[Message | str]", *, verbose: bool = True,
 
 
 def labelled(label: str, text: str, *, indent: str = "", err: bool = False) -> None:
-    """Print a line such as `warning: ...`; on stdout it is wrapped at words, on stderr paths stay whole."""
+    """Print a line such as `warning: ...`; on stderr it is not wrapped, so that paths stay whole."""
     line = f"{indent}{label}: "
     shown = printable(line + text if err else wrapped(text, indent + "  ", line))
     if _coloured(err) and label in LABEL_COLOURS:
@@ -148,7 +142,7 @@ def labelled(label: str, text: str, *, indent: str = "", err: bool = False) -> N
 
 
 def print_error(text: str) -> None:
-    """Print the first line as `error:` on stderr, and the lines below it as `hint:`."""
+    """Print the first line as `error:` on stderr, the others as `hint:`."""
     found, _, remedy = text.partition("\n")
     labelled("error", found, err=True)
     if remedy:
@@ -156,7 +150,7 @@ def print_error(text: str) -> None:
 
 
 def print_answer(found: "Answer", options: "OutputOptions", state: "State | None" = None) -> None:
-    """Print an answer: as JSON, else its verdict (of another state), tables, sentences and messages."""
+    """Print an answer: as JSON, else its verdict, tables, sentences and messages."""
     if options.json:
         print_json(found.to_json())
         return

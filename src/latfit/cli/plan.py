@@ -55,7 +55,6 @@ def plan(
 
 
 def _note_ignored(why: str, other: Any, request: Any, apart: set[str]) -> None:
-    """Note the options of the question that is not answered."""
     for name in sorted(given_in(other) - given_in(request) - apart):
         ignored(option_of(type(other), name), why)
 
@@ -63,7 +62,7 @@ def _note_ignored(why: str, other: Any, request: Any, apart: set[str]) -> None:
 def _plan_engines(
     batches: PlanRequest, request: EnginePlanRequest, output: OutputOptions, **files: Path | None
 ) -> None:
-    """Plan serving engines for requests with lengths; --sla is their end-to-end limit."""
+    """Plan serving engines; --sla is their end-to-end limit."""
     if batches.sla is not None and request.e2e is not None:
         raise WrongUsage("these contradict each other", where="--sla, --e2e", remedy="Give one of them.")
     request = replace(request, e2e=request.e2e or batches.sla)
@@ -79,7 +78,6 @@ def _plan_engines(
 
 
 def _plan_batches(request: PlanRequest, output: OutputOptions, *, out: Path | None, report: Path | None) -> None:
-    """Plan steps, or a load of requests that are alike, on the machine's paths."""
     from latfit.api import plan as decide, report as write_report
 
     check_files(out, report=report)
@@ -100,7 +98,6 @@ def _plan_batches(request: PlanRequest, output: OutputOptions, *, out: Path | No
 
 
 def _next_command(found: "Plan", request: PlanRequest, *, has_report: bool) -> str:
-    """Return what to do after a plan that meets its limit."""
     place = () if str(request.paths) == "hardware.json" else ("--hardware", str(request.paths))
     if not request.has_load:
         load = ["--sla", str(request.sla), "--rate", "500/s"]

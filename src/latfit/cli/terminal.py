@@ -28,7 +28,6 @@ def interrupted() -> bool:
 
 
 def prepare() -> None:
-    """Make the process one in which a command can print, warn and be interrupted."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Where nobody set a locale Python falls back to ASCII, and terminals read UTF-8.

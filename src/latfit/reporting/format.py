@@ -1,4 +1,4 @@
-"""Numbers and names in a reader's words: rounded to what the data carry, safe to draw."""
+"""Numbers and names as text: rounded to what the data carry, safe to draw."""
 
 import math
 import re
@@ -15,7 +15,6 @@ def count(value: float | None) -> str:
 
 
 def span(ends: Sequence[float]) -> str:
-    """`1 to 64`; one number where both ends are the same."""
     low, high = map(number, ends)
     return low if low == high else f"{low} to {high}"
 
@@ -25,12 +24,11 @@ def signed_percent(value_pct: float) -> str:
 
 
 def of_share(share: float) -> str:
-    """A share of 1 in percent."""
     return format_percent(100 * share)
 
 
 def shorthand(value: float) -> str:
-    """An axis label: 20,000 as `20k`, 2,500,000 as `2.5M`; 32,768 stays, because shortening would blur it."""
+    """Return an axis label: 20,000 as `20k`; 32,768 stays."""
     for size, suffix, unit in ((1e9, "G", 1e9), (1e6, "M", 1e6), (1e4, "k", 1e3)):
         if abs(value) >= size and f"{value / unit:.3g}" == f"{value / unit:.9g}":
             return f"{value / unit:,.3g}{suffix}"
@@ -38,7 +36,7 @@ def shorthand(value: float) -> str:
 
 
 def drawable(text: str, most: int = 40) -> str:
-    """`text` for a figure: no character without a glyph, no mathematics between dollar signs, not long."""
+    """Return text for a figure: no character without a glyph, no mathematics, not long."""
     plain = _UNDRAWABLE.sub("?", text)
     plain = plain if len(plain) <= most else plain[: most - 3] + "..."
     # Matplotlib leaves out legend entries that start with an underscore.
@@ -46,5 +44,5 @@ def drawable(text: str, most: int = 40) -> str:
 
 
 def file_stem(text: str) -> str:
-    """`text` as part of a file name: no separators, no leading dot, never empty."""
+    """Return text as part of a file name: no separators, no leading dot, never empty."""
     return _NOT_A_FILE_NAME.sub("-", text).strip("-.")[:60] or "path"

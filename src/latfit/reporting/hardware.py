@@ -1,4 +1,4 @@
-"""Tables of a hardware profile: where each path's numbers come from, how long its batches take, what is left."""
+"""Tables of a hardware profile."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,9 +14,6 @@ SHOWN_LEVELS = (0.9, 0.99)
 
 
 def paths_table(profile: HardwareProfile, tokens: int = 1, context: float | None = None) -> Table:
-    """Every path: its source, measured range, typical latency of its smallest and largest batch, and price. Raises
-    WrongUsage."""
-
     def latency_ms(path: ExecutionPath, place: int) -> float:
         batches = PathLatency(path, tokens, context)
         return batches.estimate((1, len(batches.batches))[place]).typical_ms
@@ -41,7 +38,7 @@ def paths_table(profile: HardwareProfile, tokens: int = 1, context: float | None
 
 
 def estimates(path: ExecutionPath, tokens: int, context: float | None = None) -> list[BatchEstimate]:
-    """Batches of 1, 2, 4, ... requests up to the largest measured, and that one."""
+    """Return batches of 1, 2, 4, ... requests up to the largest measured."""
     latency = PathLatency(path, tokens, context)
     top = len(latency.batches)
     sizes = sorted({*(1 << i for i in range(top.bit_length())), top})
@@ -49,8 +46,6 @@ def estimates(path: ExecutionPath, tokens: int, context: float | None = None) ->
 
 
 def estimates_table(label: str, rows: Sequence[BatchEstimate], tokens: int) -> Table:
-    """Typical and mean latency of batches, and the quantiles that the fit has."""
-
     def quantile(level: float) -> Column:
         return f"p{100 * level:g}", lambda row: row.quantiles.get(level), format_ms
 
@@ -67,7 +62,6 @@ def estimates_table(label: str, rows: Sequence[BatchEstimate], tokens: int) -> T
 
 
 def ceilings_table(profile: HardwareProfile) -> Table:
-    """The fitted peak and the fastest step beside what the machine could do."""
     paths = [(name, path) for name, path in profile.paths.items() if path.ceiling.known]
     return make_table(
         "Fitted against the machine's ceiling",
@@ -83,7 +77,6 @@ def ceilings_table(profile: HardwareProfile) -> Table:
 
 
 def path_facts(path: ExecutionPath, tokens: int, context: float | None) -> dict[str, Any]:
-    """Return a path as JSON: its source, price, ceiling and the latency of its batches."""
     return {
         "source": "nominal" if path.nominal else "fitted",
         "nominal": path.nominal.text if path.nominal else None,

@@ -1,4 +1,4 @@
-"""What every page shares: one HTML file that needs nothing else, its cards and sliders, and the pictures beside it."""
+"""Pages: one self-contained HTML file with cards and sliders, and the pictures beside it."""
 
 import base64
 import hashlib
@@ -26,7 +26,7 @@ Plan = TypeVar("Plan")
 class Picture:
     """A drawn figure: file name without its ending, a text alternative, PNG bytes.
 
-    readings: JSON that the page's script shows under the pointer.  broad: whether it takes the whole width of the page.
+    readings: JSON that the page's script shows under the pointer. broad: whether it takes the whole width of the page.
     """
 
     stem: str
@@ -37,7 +37,6 @@ class Picture:
 
     @property
     def source(self) -> str:
-        """The PNG as a data URL."""
         return f"data:image/png;base64,{base64.b64encode(self.png).decode('ascii')}"
 
 
@@ -67,8 +66,6 @@ class Section:
 
 @dataclass(frozen=True)
 class Making:
-    """How a page was made."""
-
     command: str = ""
     made_at: str = ""
 
@@ -77,8 +74,7 @@ class Making:
 class Page:
     """What a page shows, the answer first.
 
-    bars: what would change `target`.  warnings: message and remedy.  subjects: paths with what they are.  notes: on the
-    making of the page.
+    bars: what would change `target`. warnings: message and remedy. subjects: paths with what they are.
     """
 
     title: str
@@ -105,14 +101,12 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Written:
-    """Where a page went."""
-
     html: Path
     figures: Sequence[Path]
 
 
 def render_page(page: Page) -> Rendered:
-    """Return a page as HTML that needs nothing else; a security line lets it run its own script only."""
+    """Return a page as self-contained HTML; a security line lets it run its own script only."""
     environment = Environment(
         loader=PackageLoader("latfit.reporting"),
         autoescape=True,
@@ -139,7 +133,6 @@ def answer_page(
     figure: Figure | None,
     messages: Sequence[Message | str],
 ) -> Rendered:
-    """Return the page of an answer: the verdict, its picture, what limits it, its tables."""
     pictures = [] if figure is None else [draw_picture(Path(PAGE_NAME).stem, answer.sentence, figure)]
     sections = [Section("Tables", "tables", tables, open=True)] if tables else []
     warnings = [(each, "") if isinstance(each, str) else (each.message, each.remedy) for each in messages]
@@ -147,20 +140,17 @@ def answer_page(
 
 
 def make_slider(label: str, plans: Mapping[str, Plan], requested: Plan, card: Callable[[Plan, str], Card]) -> Slider:
-    """The cards of plans by their place, one of which is the requested plan."""
     at = [each is requested for each in plans.values()].index(True)
     return Slider(label, [card(each, place) for place, each in plans.items()], at)
 
 
 def draw_picture(stem: str, alt: str, figure: Figure) -> Picture:
-    """A figure as PNG; its title ends the text alternative."""
+    """Return a figure as PNG; its title ends the text alternative."""
     width, height = figure.get_size_inches()
     return Picture(stem, f"{alt} {style.title_of(figure)}.", style.png(figure), broad=bool(width > 2 * height))
 
 
 def write_page(folder: Path, rendered: Rendered, name: str = PAGE_NAME) -> Written:
-    """Store a page and its pictures in `folder`, which is made where it is missing; every file whole or not at all, the
-    page last. Raises TargetNotWritable."""
     make_folder(folder)
     figures = [folder / f"{picture.stem}.png" for picture in rendered.pictures]
     for target, picture in zip(figures, rendered.pictures, strict=True):

@@ -1,4 +1,4 @@
-"""A running engine in words: what limits it, its load, times and capacity, and what other settings would do."""
+"""A running engine in words: what limits it, its load, and what other settings would do."""
 
 import math
 from collections.abc import Mapping
@@ -31,7 +31,6 @@ VARIED = ("max_num_seqs", "max_num_batched_tokens", "kv_blocks")
 
 
 def load_line(diagnosis: Diagnosis) -> str:
-    """Return the load and its mean times."""
     means = diagnosis.figures
     parts = []
     if math.isfinite(means["arrived_per_s"]):
@@ -72,7 +71,6 @@ def what_if_lines(what_if: WhatIf | None) -> list[str]:
 
 
 def _changes(what_if: WhatIf) -> list[str]:
-    """Return a line for each change with an effect, and one for all others."""
     lines: list[str] = []
     without_effect: dict[str, list[str]] = {}
     for change in what_if.changes:
@@ -89,7 +87,6 @@ def _changes(what_if: WhatIf) -> list[str]:
 
 
 def describe_machine(found: Inventory) -> tuple[str, list[str]]:
-    """Return a verdict and lines on the hardware, and on the features that are ready or missing."""
     machine, isa = found.machine, found.isa
     usable = len(machine["affinity"] or [])
     shared = "" if usable == machine["cores"] else f", {usable} of them usable"
@@ -120,7 +117,7 @@ def window_lines(
 ) -> list[str]:
     """Return what an engine did in a window.
 
-    times: histogram and limit in ms by title.  capacity: requests/s within the SLO, NaN with a reason why unknown.
+    times: histogram and limit in ms by title. capacity: requests/s within the SLO, NaN with a reason why unknown.
     """
     figures, now, (capacity_per_s, unknown) = diagnosis.figures, seen.last, capacity
     cache, requests = "KV cache use unknown", "requests not counted"

@@ -1,4 +1,4 @@
-"""Tables of predicted, evaluated and compared steps, of a trace's coverage, and of several fits."""
+"""Tables of steps: predicted, evaluated, compared; of a trace's coverage, and of several fits."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -28,7 +28,6 @@ def _precise_ms(time_ms: float) -> str:
 
 
 def coverage_table(found: Coverage) -> Table:
-    """What a trace covers, in rows of one fact each."""
     return facts_table(
         "What the trace covers",
         ("steps", found.rows, count),
@@ -40,7 +39,6 @@ def coverage_table(found: Coverage) -> Table:
 
 
 def prediction_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Steps with their typical latency, the interval, and whether they lie outside what was measured."""
     return make_table(
         "Latency of a step",
         rows,
@@ -56,7 +54,6 @@ def prediction_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def evaluation_table(found: Mapping[str, Any]) -> Table:
-    """Errors over all steps, then by phase."""
     return make_table(
         "Errors",
         {"all steps": found["metrics"], **found["by_phase"]}.items(),
@@ -70,7 +67,7 @@ def evaluation_table(found: Mapping[str, Any]) -> Table:
 
 
 def machine_table(found: Mapping[str, Any]) -> Table:
-    """What the fit and the steps say of their machine, and how much longer the steps of each phase take."""
+    """Show what the fit and the steps state of their machine, and how much longer each phase takes."""
     rows = [(name, fact["fitted"], fact["found"], fact["agreement"]) for name, fact in found["facts"].items()]
     for phase, shift in found["phases"].items():
         ratio, low, high = (f"{number(shift[name], 3)}×" for name in ("ratio", "low", "high"))
@@ -80,7 +77,6 @@ def machine_table(found: Mapping[str, Any]) -> Table:
 
 
 def sensitivity_table(found: Mapping[str, Any]) -> Table:
-    """Slopes, elasticities and the largest term at each step of a grid (the `sensitivity` of `predict --json`)."""
     slopes = ("dT_dB", "dT_dS", "elasticity_B", "elasticity_S")
     rows = []
     for (i, B), (j, S) in product(enumerate(found["B"]), enumerate(found["S"])):
@@ -94,7 +90,6 @@ def sensitivity_table(found: Mapping[str, Any]) -> Table:
 
 
 def regions_table(found: Mapping[str, Any]) -> Table:
-    """Where each term is the largest."""
     return make_table(
         "Which term is the largest",
         found["regions"].items(),
@@ -106,7 +101,6 @@ def regions_table(found: Mapping[str, Any]) -> Table:
 
 
 def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:
-    """Parameters and errors of several fits, one column each."""
     values = [{row[0]: row[1] for row in parameters(fit).rows} for fit in fits]
     rows = [("model", *(fit.name for fit in fits)), ("steps", *(count(fit.metrics.n) for fit in fits))]
     rows.append(("MAPE", *(format_percent(fit.metrics.mape_pct) for fit in fits)))
@@ -116,10 +110,7 @@ def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:
 
 
 def changes_table(name: str, found: Change, *, brief: bool = False) -> Table:
-    """Return how a run differs from the baseline, by phase and region.
-
-    brief: phases alone, with the regions that are slower than the tolerance.
-    """
+    """Show how a run differs from the baseline. brief: phases, and regions that are slower than the tolerance."""
     regions = [
         (phase, region)
         for phase in found.phases
@@ -153,7 +144,6 @@ def _interval(low_pct: float | None, high_pct: float | None) -> str:
 
 
 def fits_table(fits: Sequence[tuple[str, FitResult]]) -> Table:
-    """Fits of many systems, each with its name, a row each."""
     return make_table(
         "Fits",
         fits,
@@ -192,7 +182,6 @@ def host_line(facts: Mapping[str, Any]) -> str:
 
 
 def comparison_sentence(found: Compared) -> str:
-    """The verdict and where the run became slower or faster."""
     slower = [_place(region, phase) for phase in found.phases for region in phase.slower]
     more = f" and {len(slower) - MAX_REGIONS} more" if len(slower) > MAX_REGIONS else ""
     where = ", ".join(slower[:MAX_REGIONS]) + more
@@ -205,7 +194,6 @@ def comparison_sentence(found: Compared) -> str:
 
 
 def comparison_basis(found: Compared, tolerance_pct: float) -> str:
-    """Return what the verdict is based on."""
     by_steps = [phase for phase in found.phases if phase.by == "steps"]
     by_fits = [phase.phase for phase in found.phases if phase.by == "fits"]
     parts = [f"{', '.join(by_fits)} by predictions of the fits"] if by_fits else []

@@ -1,4 +1,4 @@
-"""How every figure looks: colours that colour-blind readers tell apart, plain ticks, units, PNG bytes.
+"""How every figure looks: colours that colour-blind readers distinguish, plain ticks, units.
 
 Only matplotlib's object interface and the Agg canvas: nothing global changes, no display is needed.
 """
@@ -42,26 +42,23 @@ Place = Literal["best", "upper left", "upper right", "lower right"]
 
 
 def new_figure(inches: tuple[float, float] = SINGLE_INCHES, dpi: int = DPI) -> Figure:
-    """An empty white figure with an Agg canvas and the automatic layout."""
     figure = Figure(figsize=inches, dpi=dpi, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def png(figure: Figure, dpi: float | None = None) -> bytes:
-    """The figure as PNG, the same bytes for the same figure: no date, no version inside."""
+    """Return the figure as PNG, the same bytes for the same figure: no date, no version inside."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=dpi or figure.dpi, metadata={"Software": None})
     return stream.getvalue()
 
 
 def title_of(figure: Figure) -> str:
-    """The title of the first axes, in one line."""
     return " ".join(figure.axes[0].get_title(loc="left").split())
 
 
 def dress(axes: Axes, title: str, x: str, y: str) -> None:
-    """Title, axis labels with units, quiet grid and frame."""
     axes.set_title(textwrap.fill(title, 50), loc="left", fontsize=11, fontweight="bold", color=INK, pad=8)
     axes.set_xlabel(x, fontsize=10, color=INK)
     axes.set_ylabel(y, fontsize=10, color=INK)
@@ -75,21 +72,19 @@ def dress(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def log_x(axes: Axes, low: float, high: float, base: int = 10) -> None:
-    """Make the x axis logarithmic, with few ticks that are written out; base 2 for requests and tokens."""
+    """Make the x axis logarithmic, with few ticks; base 2 for requests and tokens."""
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     plain_ticks(axes.xaxis, log_ticks(low, high, base))
 
 
 def log_y(axes: Axes, low: float, high: float, base: int = 10) -> None:
-    """Make the y axis logarithmic, with few ticks that are written out."""
     axes.set_yscale("log")
     axes.set_ylim(low, high)
     plain_ticks(axes.yaxis, log_ticks(low, high, base))
 
 
 def plain_ticks(axis: Axis, ticks: list[float]) -> None:
-    """Set exactly these ticks, as numbers people write."""
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: shorthand(value)))
@@ -110,12 +105,10 @@ def log_ticks(low: float, high: float, base: int = 10) -> list[float]:
 
 
 def padded_span(values: FloatArray, factor: float = 1.15) -> tuple[float, float]:
-    """Limits of a logarithmic axis around values."""
     return float(values.min()) / factor, float(values.max()) * factor
 
 
 def legend(axes: Axes, place: Place = "best") -> None:
-    """A legend on a white, slightly transparent ground."""
     box = axes.legend(loc=place, fontsize=9, framealpha=0.92, handletextpad=0.5, columnspacing=1.2)
     box.get_frame().set_edgecolor(GRID)
     for handle in box.legend_handles:

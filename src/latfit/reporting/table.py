@@ -1,4 +1,4 @@
-"""Tables as column specifications, rendered as lines of text, or as HTML for report pages and notebooks."""
+"""Tables as column specifications, rendered as text or HTML."""
 
 import base64
 import re
@@ -42,20 +42,18 @@ class Table:
     note: str = ""
 
     def only(self, *names: str) -> "Table":
-        """Return the table with these columns, in the order of this table."""
         kept = [i for i, name in enumerate(self.columns) if name in names]
         return replace(
             self, columns=[self.columns[i] for i in kept], rows=[[row[i] for i in kept] for row in self.rows]
         )
 
     def without_empty(self) -> "Table":
-        """Return the table without its empty columns."""
         return self.only(*(name for i, name in enumerate(self.columns) if any(row[i] for row in self.rows)))
 
 
 @dataclass(frozen=True)
 class KeyNumber:
-    """One number of an answer: what it is, the number, and the condition under which it holds."""
+    """One number of an answer, and the condition under which it holds."""
 
     label: str
     value: str
@@ -81,7 +79,7 @@ class Card:
 
 
 def make_bars(values: Iterable[tuple[str, float | None]], write: Callable[[float], str] = format_ms) -> list[Bar]:
-    """Return (label, value in words, length in percent of the longest) of values; None is no bar."""
+    """Return (label, value as text, length in percent of the longest); None is no bar."""
     known = [(label, value) for label, value in values if value is not None]
     longest = max((value for _, value in known), default=0.0) or 1.0
     return [(label, write(value), 100 * value / longest) for label, value in known]
@@ -90,7 +88,7 @@ def make_bars(values: Iterable[tuple[str, float | None]], write: Callable[[float
 def make_table(
     caption: str, records: Iterable[Any], *columns: Column, words: Sequence[str] = (), note: str = ""
 ) -> Table:
-    """Return a table with a row for each record, without the columns that are empty throughout."""
+    """Return a table with a row for each record, without empty columns."""
     rows = [[_write_cell(record, *column[1:]) for column in columns] for record in records]
     return Table(caption, [column[0] for column in columns], rows, words, note).without_empty()
 
@@ -101,18 +99,17 @@ def _write_cell(record: Any, value: str | Callable[[Any], Any], write: Callable[
 
 
 def facts_table(caption: str, *facts: tuple[str, Any, Callable[[Any], str]], note: str = "") -> Table:
-    """Return a table of names and values, each with the function that writes it, without values of None."""
+    """Return a table of (name, value, function that writes it), without values of None."""
     rows = [(name, write(value)) for name, value, write in facts if value is not None]
     return Table(caption, ("", "value"), rows, note=note)
 
 
 def named_facts(facts: Sequence[tuple[str, str]]) -> Table:
-    """Return a table of sentences by name."""
     return Table("", ("", " "), facts, words=(" ",))
 
 
 def table_text(table: Table, console: "Console | None" = None) -> str:
-    """Return the table in lines, its caption first. console: columns of words give way to its width, numbers do not."""
+    """Return the table in lines. console: columns of words give way to its width, numbers do not."""
     from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table as RichTable
@@ -142,7 +139,6 @@ def table_text(table: Table, console: "Console | None" = None) -> str:
 
 
 def table_html(table: Table) -> Markup:
-    """Return the table as HTML, everything escaped."""
     kinds = ["words" if i == 0 or name in table.words else "number" for i, name in enumerate(table.columns)]
     cell = Markup('<td class="{}">{}</td>').format
     head = Markup("").join(
@@ -165,7 +161,7 @@ def table_html(table: Table) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """Return a sentence as escaped HTML: commands between backticks as code, no line break inside a quantity."""
+    """Return escaped HTML: commands between backticks as code, no line break inside a quantity."""
     whole = _QUANTITY.sub("\\1\u00a0\\2", text)
     parts = [escape(part) for part in whole.split("`")]
     if len(parts) % 2 == 0:
@@ -176,7 +172,7 @@ def prose(text: str) -> Markup:
 def card_html(
     verdict: str, state: str, tables: Sequence[Table], sentences: Sequence[str], figure: "Figure | None"
 ) -> str:
-    """Return a card for a notebook: the verdict, tables, sentences and a figure; everything is escaped."""
+    """Return a card for a notebook, everything escaped."""
     image = Markup("")
     if figure is not None:
         from latfit.reporting import style

@@ -1,4 +1,4 @@
-"""A picture of what a trace covers: its steps on the (B,S) plane, and their latency over time."""
+"""The figure of what a trace covers: its steps over B and S, and their latency over time."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +20,10 @@ DOT_SIZES = (9.0, 260.0)  # of a cell with no rows, and with all
 
 
 def write_coverage(target: Path, trace: Trace) -> None:
-    """Write the figure as PNG, whole or not at all. Raises TargetNotWritable."""
     write_bytes(target, style.png(coverage_figure(trace)))
 
 
 def coverage_figure(trace: Trace) -> Figure:
-    """Where the steps are, and when they ran if the trace has times."""
     coverage, timed = coverage_of(trace), "t_s" in trace
     figure = style.new_figure((11.0, 4.6) if timed else style.SINGLE_INCHES)
     panels = figure.subplots(1, 2 if timed else 1, squeeze=False)[0]
@@ -36,7 +34,6 @@ def coverage_figure(trace: Trace) -> Figure:
 
 
 def _rows_by_phase(trace: Trace) -> Iterator[tuple[NDArray[np.int64], dict[str, Any]]]:
-    """The rows of each phase, and how they are drawn."""
     named = phases(trace)
     for name in dict.fromkeys(named):
         colour = style.PHASE_COLOURS.get(name, style.PHASE_COLOURS[""])
@@ -44,7 +41,7 @@ def _rows_by_phase(trace: Trace) -> Iterator[tuple[NDArray[np.int64], dict[str, 
 
 
 def _draw_plane(axes: Axes, trace: Trace, coverage: Coverage) -> None:
-    """A dot for each cell by phase, larger with more rows; no step has S < B."""
+    """Draw a dot for each cell by phase, larger with more rows."""
     title = f"{count_text(coverage.rows, 'step')} in {count_text(coverage.cells, 'cell')}"
     style.dress(axes, title, "requests in the step, B", "tokens in the step, S")
     for rows, look in _rows_by_phase(trace):
@@ -61,7 +58,6 @@ def _draw_plane(axes: Axes, trace: Trace, coverage: Coverage) -> None:
 
 
 def _draw_time(axes: Axes, trace: Trace, coverage: Coverage) -> None:
-    """Latency against the time within its run."""
     covered = format_ms((coverage.seconds or 0.0) * 1e3)
     drifting = f", {count_text(len(coverage.drift), 'run')} drifting" if coverage.drift else ", no drift"
     title = f"{covered} in {count_text(coverage.runs, 'run')}{drifting}"

@@ -27,9 +27,8 @@ MIN_READINGS = 2
 class Examination(Answer):
     """A running engine over some seconds.
 
-    diagnosis: what its counters prove.  seen: from the first reading to the last.  what_if: settings moved on a fitted
-    engine, None without a fit.  gone: why the readings ended early, else empty.  users: (requests at once, TPOT in ms)
-    that the fit allows, None without a fit or a limit of TPOT.
+    diagnosis: what its counters prove. what_if: settings moved on a fitted engine. gone: why the readings ended early.
+    users: (requests at once, TPOT in ms) that the fit allows.
     """
 
     server: str
@@ -41,7 +40,6 @@ class Examination(Answer):
 
     @property
     def verdict(self) -> str:
-        """What binds, what was measured and what to do, in a line to quote."""
         found, figures = self.diagnosis, self.diagnosis.figures
         parts = [f"{found.engine} at {self.server} {reporting.BINDING[found.binding]}"]
         pace = {"TPOT": figures["tpot_ms"], "a step": figures["T_ms"]}  # llama.cpp publishes no TPOT
@@ -85,8 +83,8 @@ class Examination(Answer):
 def examine_server(request: DoctorRequest) -> Examination:
     """Find what binds a running engine, which setting would help, and which would do nothing.
 
-    Counters alone prove what binds. With a fit the load that was read is simulated with settings moved, where the
-    simulation of the readings agrees with what the server measured. Raises WrongUsage, BadInput, FitNotUsable.
+    Counters alone prove what binds. With a fit the observed load is simulated with settings moved, if its simulation
+    agrees with the server. Raises WrongUsage, BadInput, FitNotUsable.
     """
     server, slo = Server(request.url or ""), slo_of(request)
     wanted_s = in_ms(request.duration, "--duration") / 1e3
@@ -109,10 +107,7 @@ def examine_server(request: DoctorRequest) -> Examination:
 
 
 def fitted_engine(request: RunningEngine, seen: Interval, diagnosis: Diagnosis, facts: Mapping[str, Any]) -> Fitted:
-    """Return the engine that was read, with the costs of the request's fit. facts: settings that the server publishes.
-
-    Raises BadInput, FitNotUsable, WrongUsage.
-    """
+    """Return the engine that was read, with the costs of the request's fit. facts: settings that it publishes."""
     costs, unmeasured, _, fits = engine_costs(request, scatter=True)
     server, given = {**facts, **seen.last.facts}, named_settings(request)
     if diagnosis.binding == "sequences" and "max_num_seqs" not in diagnosis.limits:
@@ -131,7 +126,7 @@ def fitted_engine(request: RunningEngine, seen: Interval, diagnosis: Diagnosis, 
 
 
 def check_limit(max_num_seqs: int | None, readings: Sequence[Reading]) -> None:
-    """Raises WrongUsage for a sequence limit below what runs."""
+    """Raise WrongUsage for a sequence limit below what runs."""
     most = max((each.state.running / each.state.engines for each in readings), default=0.0)
     if max_num_seqs is not None and most > max_num_seqs:
         raise WrongUsage(
@@ -149,7 +144,7 @@ def slo_of(request: RunningEngine) -> tuple[float, float]:
 def _read_one_run(
     server: Server, every_s: float, wanted_s: float, progress: Callable[[float, float], None] | None
 ) -> tuple[list[Reading], str]:
-    """Return readings of one run of the server, and why they ended early, else an empty text."""
+    """Return readings of one run of the server, and why they ended early."""
     found: list[Reading] = []
     gone = ""
     for told in server.readings(every_s, wanted_s):
@@ -166,7 +161,7 @@ def _read_one_run(
 
 
 def examine_machine() -> PlainAnswer:
-    """Return what this machine has and lacks; nothing is measured and nothing heavy imported."""
+    """Return what this machine has and lacks; nothing heavy is imported."""
     found = inventory()
     verdict, lines = reporting.describe_machine(found)
     return PlainAnswer(found, verdict, lines=lines)

@@ -32,9 +32,9 @@ OPEN = " Whoever reaches this machine may send: no token is set."
 def serve(request: ServeRequest) -> PlainAnswer:
     """Pass each request on to one of several running engines, until SIGTERM or SIGINT.
 
-    engines: their addresses by name, the main path first; the address alone of the only one.  times: typical times of
-    a whole reply; with hardware those of requests of these lengths, by the fit of that name. Raises WrongUsage,
-    BadInput, HardwareMissing, TargetNotWritable; Interrupted where requests were cut off.
+    engines: their addresses by name, the main path first; the address alone of the only one. times: typical times of a
+    whole reply; with hardware those of requests of these lengths, by the fit of that name. Raises WrongUsage, BadInput,
+    HardwareMissing, TargetNotWritable; Interrupted where requests were cut off.
     """
     live, engines, classes = _import_front(), request.engines, tuple(request.classes or ())
     if not isinstance(engines, Mapping) and len(alone := several(engines)) == 1 and not re.match(r"[\w-]+=", alone[0]):
@@ -114,7 +114,6 @@ def serve(request: ServeRequest) -> PlainAnswer:
 
 
 def _import_front() -> Any:
-    """Return the package with its front, which needs aiohttp. Raises HardwareMissing."""
     live = import_module("latfit.live")
     try:
         _ = live.FrontServer, live.Front
@@ -151,7 +150,7 @@ async def _run(live: Any, front: "Front", request: ServeRequest, drain_s: float,
 
 
 def _check_token(text: str) -> str:
-    """Raises WrongUsage for what no header can hold, or anybody can guess; errors do not show the token."""
+    """Raise WrongUsage for what no header can hold, or anybody can guess; errors do not show the token."""
     if len(text) < MIN_TOKEN or not re.fullmatch(r"[\x21-\x7e]+", text):
         remedy = f"Take {MIN_TOKEN} or more visible ASCII letters."
         raise WrongUsage("it is too short, or has letters that a header cannot hold", where="token", remedy=remedy)

@@ -66,7 +66,6 @@ class Recorded(Answer):
 
     @property
     def messages(self) -> list[Message]:
-        """What makes the windows less certain."""
         counts, busy = self.counts, len(self.busy)
         idle = len(self.trace) - busy
         shortest_ms = float(self.trace.floats("window_ms").min()) if len(self.trace) else 0.0
@@ -96,7 +95,6 @@ class Recorded(Answer):
 
     @property
     def fit_file(self) -> Path:
-        """Where `fit_recording` writes its fit."""
         return self.out.with_suffix(".fit.json")
 
     def to_json(self) -> dict[str, Any]:
@@ -116,7 +114,6 @@ class Recorded(Answer):
 
 
 def _describe(trace: Trace) -> str:
-    """Return the ranges of B, S and the times of steps."""
     ends = {name: (float(trace.floats(name).min()), float(trace.floats(name).max())) for name in ("B", "S", "T_ms")}
     spans = [f"{name} {number(ends[name][0], 3)} to {number(ends[name][1], 3)}" for name in ("B", "S")]
     return f"{', '.join(spans)}, {' to '.join(map(format_ms, ends['T_ms']))} a step."
@@ -154,8 +151,8 @@ def record_passes(request: RecordRequest) -> PlainAnswer:
 def record_server(request: RecordRequest) -> Recorded:
     """Record a running engine from outside: its `/metrics`, polled, as means over windows.
 
-    url: of vLLM, SGLang, llama.cpp, or Triton's metrics. Ctrl-C ends it earlier, with what there is. Raises
-    WrongUsage, BadInput (nobody answers, the engine counts no steps, or it made none), TargetNotWritable.
+    url: of vLLM, SGLang, llama.cpp, or Triton's metrics. Ctrl-C ends it earlier, with what there is. Raises WrongUsage,
+    BadInput, TargetNotWritable.
     """
     long_ms, every_ms = in_ms(request.duration, "--duration"), in_ms(request.every, "--every")
     progress, path = request.progress, request.path
@@ -193,7 +190,7 @@ def record_server(request: RecordRequest) -> Recorded:
 class RecordedFit(Recorded):
     """A recording with its fit, and the simulated load compared with the server's histograms.
 
-    seen: from the first text of `/metrics` to the last.  not_fitted, not_validated: why there is none, else empty.
+    not_fitted, not_validated: why there is none, else empty.
     """
 
     seen: Interval = field(kw_only=True)
@@ -271,7 +268,6 @@ class RecordedFit(Recorded):
 
 
 def _limit(seen: Buckets | None, default: str) -> str:
-    """Return the present p99 as an option, a default if it is not known."""
     low, high = (math.nan, math.nan) if seen is None else seen.bucket(0.99)
     edge = high if math.isfinite(high) else 2 * low
     return format_ms(edge).replace(" ", "") if edge > 0 else default
@@ -284,8 +280,8 @@ def _say(error: LatfitError) -> str:
 def fit_recording(recorded: Recorded) -> RecordedFit:
     """Fit what `record_server` wrote (`NAME.fit.json`), simulate the load, and compare with the server's histograms.
 
-    Where the windows allow no fit or no comparison, the result says why; an earlier fit of that name is deleted if
-    there is no fit. Raises TargetNotWritable.
+    The result says why there is no fit or comparison; an earlier fit of that name is deleted then. Raises
+    TargetNotWritable.
     """
     before, after = texts_beside(recorded.out)
     begin_s, end_s = recorded.trace.provenance["texts_at_s"]

@@ -49,7 +49,7 @@ class Replay(Answer):
 
     @property
     def frame(self) -> "DataFrame":
-        """A DataFrame, one row a run, with the keys of `to_json` as columns: times in ms, shares from 0 to 1."""
+        """DataFrame: a row a run, with the keys of `to_json` as columns."""
         import pandas as pd
 
         return pd.json_normalize([run.to_json() for run in self.runs], sep="_")
@@ -67,11 +67,11 @@ class Replay(Answer):
 
 @verb(ReplayRequest)
 def replay(request: ReplayRequest) -> Replay:
-    """Send Poisson arrivals to executors on this machine under each policy, and compare with the simulation of them.
+    """Send Poisson arrivals to executors on this machine under each policy, and compare with their simulation.
 
-    executors: such as a ThreadExecutor over your own engine. Without them decode steps of `model` run in two
-    processes, a core each: a stand-in for a GPU, which every batch reaches after `launch`, and a CPU path. Raises
-    WrongUsage, BadInput; HardwareMissing where there are no two cores.
+    executors: such as a ThreadExecutor over your own engine. Without them decode steps of `model` run in two processes,
+    a core each: a stand-in for a GPU, which every batch reaches after `launch`, and a CPU path. Raises WrongUsage,
+    BadInput; HardwareMissing where there are no two cores.
     """
     names = _parts(request.policy)
     for name in names:
@@ -96,5 +96,4 @@ def replay(request: ReplayRequest) -> Replay:
 
 
 def _parts(given: Any) -> list[Any]:
-    """Return the values of a sequence, or of a text with commas between them."""
     return [part for each in several(given) for part in (each.split(",") if isinstance(each, str) else [each])]

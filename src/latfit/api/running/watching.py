@@ -30,8 +30,8 @@ FOREVER_S = 1e9
 class Snapshot(Answer):
     """A running engine over the last window.
 
-    capacity_per_s: highest rate of such requests that meets the SLO, by a fit; NaN if not known, and `unknown` says
-    why.  problem: why the server does not answer, else empty.  speed: of steps, relative to the fit; None if not known.
+    capacity_per_s: highest rate within the SLO, by a fit; NaN if not known, and `unknown` says why. problem: why the
+    server does not answer, else empty. speed: of steps, relative to the fit; None if not known.
     """
 
     server: str
@@ -60,13 +60,12 @@ class Snapshot(Answer):
         return "good" if sure and self.diagnosis.binding in ("steps", "sequences") else "doubt"
 
     def _promised(self) -> dict[str, tuple[Buckets, float]]:
-        """Return the histogram and the limit of each time with an SLO."""
         limits = {"ttft": self.ttft_slo_ms, "tpot": self.tpot_slo_ms}
         found = {name: (self._histogram(name), limit) for name, limit in limits.items() if math.isfinite(limit)}
         return {name: (histogram, limit) for name, (histogram, limit) in found.items() if histogram is not None}
 
     def _histogram(self, name: str) -> Buckets | None:
-        """Return the histogram of a time; gaps between tokens where TPOT is not counted by request."""
+        """Return the histogram of a time; token gaps where TPOT is not counted by request."""
         names = ("tpot", "itl") if name == "tpot" else (name,)
         every = (self.seen.histogram(each) for each in names)
         return next((found for found in every if found is not None and found.count > 0), None)
@@ -154,7 +153,6 @@ def _snapshots(
 
 
 def _predict_capacity(what_if: WhatIf, slo: tuple[float, float]) -> tuple[float, str]:
-    """Return the capacity in requests/s, or why it is not known."""
     if min(slo) == math.inf:
         return math.nan, "unknown without an SLO (--ttft 500ms, --tpot 50ms)"
     if not what_if.believed:
@@ -164,7 +162,6 @@ def _predict_capacity(what_if: WhatIf, slo: tuple[float, float]) -> tuple[float,
 
 
 def block_of(snapshots: Iterator[Snapshot], seconds: float) -> Snapshot:
-    """Return the snapshot after some time."""
     begun = monotonic()
     for found in snapshots:
         if monotonic() - begun >= seconds:

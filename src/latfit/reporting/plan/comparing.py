@@ -9,7 +9,6 @@ from latfit.units import count_text, format_ms, format_percent, number
 
 
 def upgrade_table(upgrade: Upgrade) -> Table:
-    """Return where the change of step times comes from."""
     rows = [
         (
             each.step,
@@ -33,7 +32,7 @@ def _signed_ms(value_ms: float) -> str:
 
 
 def describe_speculation(found: SpeculationPlan) -> tuple[Verdict, list[str], Table]:
-    """Return from which batch drafts stop paying: in a sentence, with acceptance, and by batch."""
+    """Return from which batch drafts stop paying, the acceptance, and a table by batch."""
     drafts, largest = count_text(found.draft_tokens, "draft token"), f"{found.largest_batch:,}"
     ends = [f"{end:,.0f}" if math.isfinite(end) else f"beyond {largest}" for end in found.stops_interval]
     open_end = found.stops_at is None and math.isfinite(found.stops_interval[0])

@@ -1,4 +1,4 @@
-"""Pictures of plans: latency of batches on every path, the percentile over the rate, requests of serving engines."""
+"""Figures of plans: latency of batches, the percentile over the rate, requests of serving engines."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ SLA_HEIGHT = 3.0  # latencies are drawn up to so many times the SLA
 
 
 def plan_pictures(plan: Plan | None, profile: HardwareProfile, request: PlanRequest) -> list[Picture]:
-    """Latency of batches where several paths can be drawn, and the percentile over the rate where there is a load."""
+    """Return latency of batches for several paths, and the percentile over the rate for a load."""
     paths = {name: path for name, path in profile.paths.items() if not why_not_drawn(path.fit)}
     pictures = []
     if len(paths) > 1:
@@ -33,7 +33,7 @@ def plan_pictures(plan: Plan | None, profile: HardwareProfile, request: PlanRequ
 
 
 def plan_figure(plan: Plan, profile: HardwareProfile, request: PlanRequest) -> Figure:
-    """The percentile over the rate for every strategy on one path; without a rate the latency of batches."""
+    """Draw the percentile over the rate by strategy; without a rate the latency of batches."""
     if plan.rate_per_s is None or plan.percentile is None:
         return latency_figure(plan, latency_lines(profile, plan.tokens_per_request, request.context))
     lines = rate_lines(profile, Target(plan.sla_ms, plan.percentile / 100, plan.tokens_per_request), request)
@@ -48,7 +48,7 @@ def plan_figure(plan: Plan, profile: HardwareProfile, request: PlanRequest) -> F
 
 
 def latency_figure(plan: Plan | None, lines: Sequence[Line]) -> Figure:
-    """Latency over the batch on every path, with B1, B2 and the SLA of a plan."""
+    """Draw latency over the batch by path, with B1, B2 and the SLA."""
     title, sla = ("Latency of a batch", None) if plan is None else (_thresholds_title(plan), plan.sla_ms)
     figure, axes = _line_figure(title, "requests in the batch, B", "latency of a batch [ms]", lines, sla)
     values = np.concatenate([*(line.y for line in lines), [] if sla is None else [sla]])
@@ -66,7 +66,6 @@ def latency_figure(plan: Plan | None, lines: Sequence[Line]) -> Figure:
 
 
 def _line_figure(title: str, x: str, y: str, lines: Sequence[Line], sla_ms: float | None) -> tuple[Figure, Axes]:
-    """Curves with the range of each that has one, and the SLA."""
     figure = style.new_figure()
     axes = figure.subplots()
     style.dress(axes, title, x, y)
@@ -80,7 +79,6 @@ def _line_figure(title: str, x: str, y: str, lines: Sequence[Line], sla_ms: floa
 
 
 def _thresholds_title(plan: Plan) -> str:
-    """From which batch on the GPU is as fast as the CPU."""
     if plan.B1.value is None:
         return "Latency of a batch" if plan.B1.reach is Reach.UNKNOWN else plan.B1.reason.capitalize()
     waited = "" if plan.B1_at_rate is None else ", wait included"
@@ -88,7 +86,7 @@ def _thresholds_title(plan: Plan) -> str:
 
 
 def serving_figure(plan: ServingPlan) -> Figure:
-    """Tokens per second of a replica over those of a user: the front, with the planned settings."""
+    """Draw tokens/s of a replica over tokens/s of a user, with the planned settings."""
     figure = style.new_figure()
     axes = figure.subplots()
     style.dress(axes, "Throughput against speed, by max_num_seqs", "tokens/s of a user", "output tokens/s of a replica")
@@ -109,7 +107,6 @@ def serving_figure(plan: ServingPlan) -> Figure:
 
 
 def distribution_figure(plan: ServingPlan) -> Figure:
-    """The share of simulated requests within a TTFT and a TPOT, with their limits."""
     curves = plan.distributions_ms
     figure = style.new_figure((6.0, 2.2 * len(curves)))
     panels = figure.subplots(len(curves), squeeze=False)[:, 0]
@@ -128,6 +125,5 @@ def distribution_figure(plan: ServingPlan) -> Figure:
 
 
 def _mark_limit(axes: Axes, place: float, label: str) -> None:
-    """Draw an upright line at a limit."""
     axes.axvline(place, color=style.SLA, linestyle="--", linewidth=1.4, label=label)
     style.legend(axes, "lower right")

@@ -1,4 +1,4 @@
-"""A plan in ten lines: the verdict, the thresholds, the load that fits, the engine's settings, what needs action."""
+"""A plan in ten lines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ OF_STEPS = ("few_data", "no_prefill")  # warnings about limits of single steps
 class PlanSummary:
     """The verdict with its state, and the lines below it.
 
-    warnings: what to do about the answer, the most important first.  others: warnings about limits of steps where the
-    answer is of a load.  tables: thresholds of two paths, and engine settings to choose from.
+    warnings: the most important first. others: warnings about limits of steps where the answer is of a load. tables:
+    thresholds of two paths, and engine settings to choose from.
     """
 
     verdict: str
@@ -31,12 +31,10 @@ class PlanSummary:
 
 
 def probability_text(probability: float) -> str:
-    """In percent, as far as an estimate supports it."""
     return "97.5 % or more" if probability >= CONFIRMED else format_percent(100 * probability)
 
 
 def plan_summary(plan: Plan) -> PlanSummary:
-    """The plan as a command prints it by default."""
     lines = [] if plan.capacity is None else [capacity_line(plan.capacity)]
     if command := engine_line(plan):
         edge = " (limited by the measured range)" if plan.settings and plan.settings.binding == MEASURED else ""

@@ -23,7 +23,6 @@ VERDICTS = {"meets": "SLA met", "likely": "SLA likely met", "misses": "SLA misse
 
 
 def plan_tables(plan: Plan) -> list[Table]:
-    """Every table of the plan that has rows."""
     engine = [] if plan.settings is None else [settings_table(plan.settings), choices_table(plan.settings)]
     thresholds = [thresholds_table(plan)] if plan.both_paths else []
     tables = (*thresholds, _strategies(plan), _sensitivity(plan), *engine, *step_tables(plan))
@@ -31,7 +30,6 @@ def plan_tables(plan: Plan) -> list[Table]:
 
 
 def step_tables(plan: Plan) -> list[Table]:
-    """Return the tables with rows among: which steps meet the SLA, and which to measure."""
     sla, names = format_ms(plan.sla_ms), {row.path for row in plan.S_at_B} | {row.path for row in plan.B_at_S}
     path = f" on {names.pop()}" if len(names) == 1 else ""
 
@@ -62,7 +60,6 @@ def step_tables(plan: Plan) -> list[Table]:
 
 
 def key_numbers(plan: Plan) -> list[KeyNumber]:
-    """Return what fits, and the thresholds of two paths."""
     numbers = _step_numbers(plan) if plan.rate_per_s is None else _load_numbers(plan)
     if plan.both_paths:
         B1 = "B1 at this rate" if plan.B1_at_rate is not None else "B1"
@@ -94,13 +91,12 @@ def _step_numbers(plan: Plan) -> list[KeyNumber]:
 
 
 def decode_limit(plan: Plan) -> int | None:
-    """Return the largest batch whose steps meet the SLA; None if the plan is for a load or has none."""
+    """Return the largest batch whose steps meet the SLA; None if the plan is for a load."""
     largest = plan.engines.get("tensorrt", {}).get("max_batch") if plan.rate_per_s is None else None
     return largest if isinstance(largest, int) else None
 
 
 def _load_numbers(plan: Plan) -> list[KeyNumber]:
-    """Return the response, the capacity, T_cut."""
     numbers = []
     if (chosen := plan.chosen) is not None and chosen.percentile_ms is not None:
         numbers.append(KeyNumber(f"{_percentile(plan)} response", format_ms(chosen.percentile_ms), chosen.name))
@@ -115,7 +111,6 @@ def _load_numbers(plan: Plan) -> list[KeyNumber]:
 
 
 def other_plans_table(caption: str, plans: Mapping[str, Plan]) -> Table:
-    """The limits at every SLA, or every rate, that was planned for."""
     return make_table(
         caption,
         plans.items(),
@@ -133,7 +128,6 @@ def other_plans_table(caption: str, plans: Mapping[str, Plan]) -> Table:
 
 
 def _strategies(plan: Plan) -> Table:
-    """The strategies, the chosen one first, then by percentile: margins, and why they were selected or not."""
     late = float("inf")
     return make_table(
         f"Strategies for {format_rate(plan.rate_per_s or 0.0)} per replica within {format_ms(plan.sla_ms)}",
@@ -152,7 +146,7 @@ def _strategies(plan: Plan) -> Table:
 
 
 def thresholds_table(plan: Plan, *, brief: bool = False) -> Table:
-    """The thresholds with their meaning and reason; brief: B1, B2 and T_cut, unknown ones with the reason alone."""
+    """Show the thresholds with meaning and reason; brief: B1, B2 and T_cut."""
     at_rate = plan.B1_at_rate is not None
     every: list[tuple[str, str, Threshold | Cutoff | Unknown | None]] = [
         ("B1", "B1 at this rate" if at_rate else "B1", plan.B1),
@@ -189,7 +183,6 @@ def interval_text(found: Threshold | Unknown) -> str:
 
 
 def _sensitivity(plan: Plan) -> Table:
-    """What a faster path or a doubled rate changes."""
     return make_table(
         "What a change would bring",
         plan.sensitivity,
@@ -205,7 +198,6 @@ def _sensitivity(plan: Plan) -> Table:
 
 
 def settings_table(settings: Settings) -> Table:
-    """Limits of a step-by-step engine."""
     return facts_table(
         f"A serving engine on {settings.path}",
         ("concurrent sequences", settings.max_num_seqs, count),
@@ -219,7 +211,7 @@ def settings_table(settings: Settings) -> Table:
 
 
 def choices_table(settings: Settings) -> Table:
-    """The trade-off between sequences and the first token; a star marks the recommended row."""
+    """Show the trade-off between sequences and TTFT; a star marks the recommended row."""
     best = settings.max_num_batched_tokens
     return make_table(
         "More sequences, or a shorter TTFT (* recommended)",
@@ -240,6 +232,5 @@ def _rate_down(per_s: float) -> str:
 
 
 def promise(plan: Plan) -> str:
-    """Which steps, or responses to a load, the SLA is for."""
     things = "steps" if plan.rate_per_s is None else f"responses at {format_rate(plan.rate_per_s)}"
     return things if plan.percentile is None else f"{_percentile(plan)} of {things}"

@@ -1,4 +1,4 @@
-"""Simulations as figures: policies, serving engines, and measured runs compared with simulated ones."""
+"""Figures of simulations and validations."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,6 @@ WIDE_INCHES = (12.0, 4.2)
 
 
 def validation_figure(found: Validation) -> Figure:
-    """The distribution of each metric over requests, measured and simulated."""
     figure = style.new_figure(WIDE_INCHES)
     of_measured = metrics(found.measured, found.measured.first_ms, found.measured.last_ms)
     of_simulated = metrics(found.measured, found.run.first_ms, found.run.last_ms)
@@ -39,8 +38,7 @@ def validation_figure(found: Validation) -> Figure:
 
 
 def engine_figure(runs: Sequence[EngineResult]) -> Figure:
-    """Of the first replication of each run: the distribution of TTFT, and waiting requests and KV blocks over time. Of
-    a sweep, which keeps none: what each run serves, and how soon."""
+    """Draw TTFT, waiting requests and KV blocks; of a sweep what each run serves, and how soon."""
     figure = style.new_figure(WIDE_INCHES)
     if any(run.first is None for run in runs):
         return _engine_sweep(figure, runs)
@@ -64,7 +62,7 @@ def engine_figure(runs: Sequence[EngineResult]) -> Figure:
 
 
 def _engine_sweep(figure: Figure, runs: Sequence[EngineResult]) -> Figure:
-    """p99 of TTFT, TPOT and latency over what is served; runs that do not carry their load are hollow."""
+    """Draw p99s over what is served; runs that do not carry their load are hollow."""
     colour = style.LINE_COLOURS[0]
     for axes, metric in zip(figure.subplots(1, 3), ("ttft", "tpot", "latency"), strict=True):
         for label, stable in (("carried", True), ("unstable", False)):
@@ -78,14 +76,13 @@ def _engine_sweep(figure: Figure, runs: Sequence[EngineResult]) -> Figure:
 
 
 def _draw_shares(axes: Axes, values: FloatArray, label: str, colour: str, line: str = "-") -> None:
-    """Draw the share of requests at or below each value."""
     ordered = np.sort(values[np.isfinite(values)])
     shares = np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
     axes.step(ordered, shares, where="post", color=colour, label=label, linewidth=1.8, linestyle=line)
 
 
 def runs_figure(runs: Sequence[SimResult]) -> Figure:
-    """p99 over the rate, a line a policy (with its best setting at each rate); of one rate the p99 of each run."""
+    """Draw p99 over the rate, a line a policy (with its best setting); of one rate the p99 of each run."""
     rates = sorted({run.rate_per_s for run in runs if not math.isnan(run.rate_per_s)})
     if len(rates) < 2:
         return _draw_percentiles(list(runs)[:MOST_LABELLED])
@@ -108,7 +105,6 @@ def runs_figure(runs: Sequence[SimResult]) -> Figure:
 
 
 def _draw_percentiles(runs: Sequence[SimResult]) -> Figure:
-    """A bar from the median to the 99th percentile of each run."""
     figure = style.new_figure((8.0, 1.5 + 0.5 * len(runs)))
     axes = figure.subplots()
     names = [f"{run.policy} {settings_text(run)}".strip() + " (unstable)" * (not run.stable) for run in runs]

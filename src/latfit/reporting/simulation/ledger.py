@@ -23,7 +23,7 @@ def with_interval(value: float | None, ends: tuple[float, float] | None) -> str:
 
 
 def ledger_table(ledger: Ledger, *, brief: bool = False) -> Table:
-    """One row a promised percentile, the newest run last; brief: of the newest runs."""
+    """Show a row a percentile, the newest run last; brief: of the newest runs."""
     entries = ledger.entries[-SHOWN_ENTRIES:] if brief else ledger.entries
     return make_table(
         "",
@@ -40,7 +40,6 @@ def ledger_table(ledger: Ledger, *, brief: bool = False) -> Table:
 
 
 def ledger_lines(ledger: Ledger) -> list[str]:
-    """Return coverage of the intervals, and what does not count."""
     found, coverage = [], ledger.coverage_pct
     if coverage is not None:
         share, (low, high) = coverage

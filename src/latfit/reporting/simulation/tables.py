@@ -1,4 +1,4 @@
-"""Simulations as tables: policies, serving engines, and measured runs compared with simulated ones."""
+"""Tables of simulations and validations."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,6 @@ def _run_caption(found: Validation) -> str:
 
 
 def validation_table(found: Validation) -> Table:
-    """Show a row a figure: measured, simulated, how far off, and how far it may be."""
-
     def verdict(row: tuple[str, Figure]) -> str | None:
         figure = row[1]
         within = "within" if figure.holds else "NOT within"
@@ -43,7 +41,6 @@ def validation_table(found: Validation) -> Table:
 
 
 def brief_validation_table(found: Validation) -> Table:
-    """Show mean, p90 and p99 of each judged metric: measured, and how far off the simulation is."""
     rows = []
     for metric in JUDGED:
         figures = found.metrics[metric]
@@ -56,10 +53,7 @@ def brief_validation_table(found: Validation) -> Table:
 
 
 def clocks_table(found: Validation) -> Table:
-    """Show means of a run by the clocks of client, server and engine, and simulated.
-
-    A watched server has no client, but the bucket of its p99.
-    """
+    """Show means by clock of client, server and engine, and simulated; of a watched server the bucket of its p99."""
     watched, caption = found.watched, _run_caption(found)
     if watched:
         caption = f"Of {found.server.requests if found.server else 0:,} requests that ended while it was watched"
@@ -126,10 +120,7 @@ def best_engine(runs: Sequence[EngineResult]) -> tuple[EngineResult | None, int]
 
 
 def engine_tables(runs: Sequence[EngineResult], *, brief: bool = False) -> list[Table]:
-    """Show one run with a row a metric, several with a row each; then requests by class.
-
-    brief: without what the engines did.
-    """
+    """Show one run with a row a metric, several with a row each; then requests by class."""
     labels = run_labels(runs)
     note: Column = ("note", "stable", lambda stable: "" if stable else "unstable")
     columns = [*TAILS, note] if brief else [*TAILS, *WORK, note]
@@ -163,13 +154,12 @@ def _one_engine(run: EngineResult) -> Table:
 
 
 def measured_times(summary: EngineSummary) -> list[tuple[str, Times]]:
-    """Return TTFT, TPOT and latency with their titles, without times that the load does not have."""
     times = (("TTFT", summary.ttft), ("TPOT", summary.tpot), ("latency", summary.latency))
     return [(title, each) for title, each in times if not math.isnan(each.p99)]
 
 
 def times_table(caption: str, summary: EngineSummary, wide: Sequence[str] = ()) -> Table:
-    """Show mean and percentiles of TTFT, TPOT and latency, those in `wide` with half the width of their interval."""
+    """Show mean and percentiles of TTFT, TPOT and latency; those in `wide` with half the width of their interval."""
     rows = [
         (title, *(format_ms(times[name].value) + half_width(times[name]) * (name in wide) for name in STATISTICS))
         for title, times in measured_times(summary)
@@ -187,7 +177,6 @@ def _thin_rows(table: Table) -> Table:
 
 
 def classes_table(classes: Sequence[tuple[str, Any]]) -> Table:
-    """Show the times of classes of requests, each with the name of its run."""
     rows = []
     for label, each in classes:
         times = [getattr(each, metric, None) for metric in ("ttft", "tpot", "latency")]
@@ -198,7 +187,7 @@ def classes_table(classes: Sequence[tuple[str, Any]]) -> Table:
 
 
 def policy_tables(runs: Sequence[SimResult], *, brief: bool = False) -> list[Table]:
-    """Show one row a run, many runs as p99 by rate and policy; then requests by class."""
+    """Show a row a run, many runs as p99 by rate and policy; then requests by class."""
     if brief:
         return [runs_table(runs, brief=True)]
     classes = [(f"{named(run)}, {rate_text(run)}", each) for run in runs for each in run.by_class]
@@ -207,10 +196,7 @@ def policy_tables(runs: Sequence[SimResult], *, brief: bool = False) -> list[Tab
 
 
 def runs_table(runs: Sequence[SimResult], *, brief: bool = False) -> Table:
-    """One row a run: what the policy was, its response times with the interval of p99, and what the side path did.
-
-    brief: of many runs p99 by rate and policy, or the best ones.
-    """
+    """Show a row a run; brief: of many runs p99 by rate and policy, or the best ones."""
     rates = {rate_text(run) for run in runs}
     sides = {list(run.share)[-1] for run in runs if len(run.share) > 1}
     side = sides.pop() if len(sides) == 1 else "side"
@@ -240,7 +226,6 @@ def runs_table(runs: Sequence[SimResult], *, brief: bool = False) -> Table:
 
 
 def rates_table(runs: Sequence[SimResult]) -> Table:
-    """p99 by rate and policy, of each policy the best of its settings."""
     best = {(run.policy, run.rate_per_s): run.latency.p99 for run in frontier(runs)}
     simulated = {(run.policy, run.rate_per_s) for run in runs}
     policies = list(dict.fromkeys(run.policy for run in runs))
@@ -295,19 +280,16 @@ def best_policies(runs: Sequence[SimResult], sla_ms: float) -> list[SimResult]:
 
 
 def named(run: SimResult) -> str:
-    """Return the policy with its settings, if it has any."""
     settings = settings_text(run)
     return f"{run.policy} ({settings})" if settings else run.policy
 
 
 def _nominal(runs: Sequence[SimResult]) -> str:
-    """What the caption says of paths with nominal times."""
     names = list(dict.fromkeys(name for run in runs for name in run.nominal))
     return f" (times of {' and '.join(names)} are nominal, not measured)" if names else ""
 
 
 def rate_text(run: SimResult) -> str:
-    """Return the rate, or what stands for it in a closed loop and in a load of one moment."""
     if math.isnan(run.throughput_per_s):
         return "one request" if run.requests == 1 else f"{run.requests:,} requests at once"
     if math.isnan(run.rate_per_s):
@@ -316,12 +298,11 @@ def rate_text(run: SimResult) -> str:
 
 
 def half_width(found: Interval) -> str:
-    """Return ` ± 0.6 %`, or nothing if there is no interval."""
+    """Return ` ± 0.6 %`, empty without an interval."""
     if not found.value or math.isnan(found.high - found.low):
         return ""
     return f" ± {format_percent(50 * (found.high - found.low) / found.value)}"
 
 
 def known_rate(run: SimResult) -> float:
-    """Return the rate per second, 0 for a closed loop."""
     return 0.0 if math.isnan(run.rate_per_s) else run.rate_per_s
