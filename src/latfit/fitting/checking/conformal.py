@@ -130,13 +130,14 @@ def _limits(known: Sequence[Scores]) -> dict[str, Any]:
     silent = [level for level in LEVELS if level > 0.5 and found["ratio_quantiles"][f"{level:g}"] is None]
     if not silent:
         return found
-    needed, independent = math.ceil(1 / (1 - max(silent)) - 1 - 1e-9), fewest.independent
-    steps, measure = f"{fewest.steps:,} steps in {fewest.cells:,} cells", f"measure at least {needed:,} cells"
+    needed, independent = [math.ceil(1 / (1 - level) - 1 - 1e-9) for level in silent], fewest.independent
+    steps, unit = f"{fewest.steps:,} steps in {fewest.cells:,} cells", "cells"
     if fewest.in_time.steps_for_one > MATERIAL:
         runs = fewest.in_time.runs
-        steps = f"{fewest.steps:,} steps {'in a row' if runs == 1 else f'of {runs:,} runs'}"
-        measure = f"measure at least {max(math.ceil(needed * runs / independent), runs + 1):,} such runs"
+        steps, unit = f"{fewest.steps:,} steps {'in a row' if runs == 1 else f'of {runs:,} runs'}", "such runs"
+        needed = [max(math.ceil(each * runs / independent), runs + 1) for each in needed]
     levels = " and ".join(f"{100 * (2 * level - 1):g} %" for level in silent)
+    measure = f"measure at least {' and '.join(f'{each:,}' for each in needed)} {unit}"
     reason = f"{steps} carry {independent:.0f} independent samples, too few for intervals at {levels}: {measure}"
     return {**found, "reason": reason}
 
