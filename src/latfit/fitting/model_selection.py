@@ -31,7 +31,7 @@ from latfit.fitting.data import FitData, Rows
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.levenberg_marquardt import Descents, minimise_all
 from latfit.fitting.solver.objective import by_cell
-from latfit.fitting.solver.solve import solve, solved_once
+from latfit.fitting.solver.solve import solved_once
 from latfit.model import CORRECTION, FAMILY, MOE, Choice, Separable, decode_only, model_named
 from latfit.stats import FloatArray
 
@@ -51,20 +51,20 @@ class _State:
     cost: float
 
 
-def settled(data: Rows, options: FitOptions) -> FitOptions:
-    """Return the options with every discrete parameter that the user left open fixed at its best value."""
+def settled(data: Rows, options: FitOptions) -> tuple[FitOptions, FloatArray | None]:
+    """Fix every discrete parameter that the user left open at its best value; return also theta where that is new."""
     model = model_named(options.model)
     if not isinstance(model, Separable):
-        return options
+        return options, None
     open_choices = [choice for choice in model.choices if choice.parameter.name not in options.fixed]
     if len(data) < 2 or not open_choices:
-        return options
+        return options, None
     few = _fewer_cells(data, options.seed)
     nominal = {choice.parameter.name: choice.values[0] for choice in open_choices}
     best = replace(options, fixed={**options.fixed, **nominal})
     problem = make_problem(few, best)
     if problem.rows <= len(problem.free) or np.ptp(problem.observed) == 0:
-        return best
+        return best, None
     problem, found = solved_once(few, best)
     state, rows, longest = _State(best, problem.theta(found.z), found.cost), problem.rows, float(few.steps["S"].max())
     for names in ORDER:
@@ -75,7 +75,7 @@ def settled(data: Rows, options: FitOptions) -> FitOptions:
         gained = 0.5 * rows * np.log(state.cost / max(least.cost, 1e-300))
         if gained > np.log(rows) + np.log(max(len(settings), 1)):  # extended BIC
             state = least
-    return state.options
+    return state.options, None if state.options is best else state.theta
 
 
 def _worth_trying(choices: Sequence[Choice], held: Mapping[str, float], longest: float) -> list[dict[str, float]]:
@@ -164,7 +164,7 @@ def resolved(data: FitData, options: FitOptions) -> tuple[FitOptions, dict[str, 
     """Return options that name one model with fixed discrete values; for `auto` also the reason and all scores."""
     named = replace(options, model=options.model.removesuffix(CORRECTION))
     if not is_auto(options.model):
-        return settled(data, named), {}
+        return settled(data, named)[0], {}
     chosen = select_model(data, named)
     candidates = {
         name: {"mape_pct": each.mape_pct, "free_parameters": each.free, "mape_pct_by_fold": each.by_fold.tolist()}
@@ -224,8 +224,8 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
 def _score_all(data: FitData, names: Sequence[str], options: FitOptions, folds: SelectionFolds) -> dict[str, Score]:
     found = {}
     for name in names:
-        score = cross_validated(data, settled(data, _of_requests(data, replace(options, model=name))), folds)
-        if score is not None:
+        own, theta = settled(data, _of_requests(data, replace(options, model=name)))
+        if (score := cross_validated(data, own, folds, theta)) is not None:
             found[name] = score
     return found
 
@@ -249,18 +249,20 @@ def selection_folds(data: FitData, seed: int = 0) -> SelectionFolds:
     return SelectionFolds([*inside, *outside], tuple(direction))
 
 
-def cross_validated(data: FitData, options: FitOptions, held: SelectionFolds) -> Score | None:
-    """Return the score of one model over the folds; None if a fold trains on fewer different steps than parameters."""
-    whole, folds = make_problem(data, options), held.folds
-    free = len(whole.free)
+def cross_validated(
+    data: FitData, options: FitOptions, held: SelectionFolds, theta: FloatArray | None = None
+) -> Score | None:
+    """Return the score of one model over the folds; None if a fold trains on fewer different steps than parameters.
+
+    theta: where the folds' fits start; without it, the fit of a sample.
+    """
+    folds, free = held.folds, len(make_problem(data, options).free)
     if len(folds) < 2 or any(len(t) <= free or len(np.unique(data.known_cell[t])) < free for t, _ in folds):
         return None
-    few, theta = _fewer_cells(data, options.seed), None
-    if few is not data:
-        problem, found = solved_once(few, options)
+    if theta is None:
+        problem, found = solved_once(_fewer_cells(data, options.seed), options)
         theta = problem.theta(found.z)
-    found = solve(whole, whole.coordinates(theta)) if theta is not None else solved_once(data, options)[1]
-    left_out = held_out(data, options, whole.theta(found.z), folds)
+    left_out = held_out(data, options, theta, folds)
     weight = np.bincount(left_out.fold, left_out.weights, len(folds)) if left_out is not None else np.zeros(1)
     if left_out is None or not np.all(weight > 0):
         return None
@@ -276,7 +278,7 @@ def cross_validated(data: FitData, options: FitOptions, held: SelectionFolds) ->
         outside = np.log(np.maximum(errors[inside:], EXACT))
         by_direction = [float(np.exp(outside[np.array(held.direction) == each].mean())) for each in set(held.direction)]
         error = math.sqrt(error * float(np.exp(outside.mean())))
-    return Score(error, errors, len(whole.free), tuple(by_direction), len(held.direction), by_phase, options)
+    return Score(error, errors, free, tuple(by_direction), len(held.direction), by_phase, options)
 
 
 def _mean(errors: FloatArray, rows: float) -> float:

@@ -51,7 +51,7 @@ class LatencyModel(Protocol):
         ...
 
     def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:
-        """Return the non-negative columns (n, m) that the latency is linear in, given the outer parameters."""
+        """Return the non-negative columns (n, m) that the latency is linear in; (k, n, m) for outer (q, k, 1)."""
         ...
 
     def assemble(self, outer: FloatArray, coefficients: FloatArray) -> FloatArray:

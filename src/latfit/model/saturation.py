@@ -112,11 +112,12 @@ class Saturation:
 
     def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:
         B, S = steps["B"], steps["S"]
-        k_b, k_s, *gamma = outer.tolist()
+        k_b, k_s, *gamma = outer
         g = _work_factor(k_b, k_s, gamma, steps)
-        columns = np.empty((5, len(B)))
-        columns[0], columns[1], columns[2], columns[3:] = 1.0, g, S * g, (B, S)
-        return columns.T
+        columns = np.empty((*g.shape, 5))
+        for i, column in enumerate((np.ones_like(g), g, S * g, B, S)):
+            columns[..., i] = column
+        return columns
 
     def assemble(self, outer: FloatArray, coefficients: FloatArray) -> FloatArray:
         tau_0, a, b, tau_b, tau_s = coefficients

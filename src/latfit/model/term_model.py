@@ -136,10 +136,12 @@ class Separable:
 
     def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:
         seen, shapes = features_of(steps), self._named(outer[self._in_base :])
-        own = np.stack([term.column(seen, shapes) for term in self.terms], axis=1)
+        own = np.empty((*outer.shape[1:-1], len(seen["S"]), len(self.terms)))
+        for i, term in enumerate(self.terms):
+            own[..., i] = term.column(seen, shapes)
         if self.base is None:
             return own
-        return np.concatenate([self.base.basis(outer[: self._in_base], steps), own], axis=1)
+        return np.concatenate([self.base.basis(outer[: self._in_base], steps), own], axis=-1)
 
     def assemble(self, outer: FloatArray, coefficients: FloatArray) -> FloatArray:
         own, in_base = len(self.terms), self._in_base

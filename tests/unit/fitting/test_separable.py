@@ -58,7 +58,7 @@ class TestPlantedTruth:
 
     def test_tiles_are_found(self) -> None:
         truth = {**TRUTH["roofline"], "tau_Q": 0.04, "b": 0.03, "Q": 128.0}
-        options = settled(rows_of(serving_trace("roofline", truth, 0.02)), FitOptions(model="roofline"))
+        options, _ = settled(rows_of(serving_trace("roofline", truth, 0.02)), FitOptions(model="roofline"))
         assert options.fixed["Q"] == 128
         assert options.fixed["rho"] == 0
 

@@ -55,6 +55,9 @@ class Descents:
         return float(self.at(np.arange(1)).costs(z[None])[0][0])
 
     def at(self, which: NDArray[np.intp]) -> "Descents":
+        """Return some of the descents, by rising numbers."""
+        if len(which) == len(self.f_scale):
+            return self
         weights, y = (each if len(each) == 1 else each[which] for each in (self.weights, self.y))
         return Descents(self.rows, weights, self.f_scale[which], self.lower[which], self.upper[which], y)
 
@@ -88,13 +91,12 @@ class Descents:
     ) -> tuple[FloatArray, FloatArray]:
         """Return gradients (k, free) and curvatures (k, free, free), given the results of `costs`."""
         problem, theta = self.problem, thetas(self.problem, z)
-        slopes = np.moveaxis(problem.model.gradient(theta, problem.steps), -1, 0)[problem.free]
-        chain = problem.chain(theta[:, :, 0].T)
-        J = np.swapaxes(slopes, 0, 1) * chain[:, :, None]
-        if problem.relative:
-            J /= np.maximum(T, 1e-300)[:, None, :]
-        gradient = (J @ pull[:, :, None])[:, :, 0]
-        curvature = (J * stiffness[:, None, :]) @ np.swapaxes(J, 1, 2)
+        by_parameter = np.moveaxis(problem.model.gradient(theta, problem.steps), -1, 0)[problem.free]
+        slopes, chain = np.swapaxes(by_parameter, 0, 1), problem.chain(theta[:, :, 0].T)
+        per_ms = 1 / np.maximum(T, 1e-300) if problem.relative else np.ones_like(T)
+        gradient = (slopes @ (pull * per_ms)[:, :, None])[:, :, 0] * chain
+        curvature = (slopes * (stiffness * per_ms**2)[:, None, :]) @ np.swapaxes(slopes, 1, 2)
+        curvature *= chain[:, :, None] * chain[:, None, :]
         for i, (known, own) in enumerate(self._priors(z)):
             gradient[i] += own.T @ known
             curvature[i] += own.T @ own

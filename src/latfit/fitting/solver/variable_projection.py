@@ -87,7 +87,7 @@ def _ends(problem: FitProblem, name: str) -> tuple[float, float]:
 
 def _solve_linear(problem: FitProblem, points: FloatArray, f_scale: float) -> tuple[FloatArray, FloatArray]:
     """Return the robust cost (k,) at outer parameters (k, outer), and the coefficients (k, columns)."""
-    X = np.stack([problem.model.basis(point, problem.steps) for point in points])
+    X = problem.model.basis(points.T[:, :, None], problem.steps)
     if isinstance(problem.model, Separable):
         terms = problem.model.terms
         X[:, :, -len(terms) :] *= [problem.fixed.get(term.parameter.name) != 0 for term in terms]
