@@ -17,7 +17,7 @@ from latfit.fitting.data import FitData, fit_data, medians, numbered
 from latfit.fitting.prediction import read_columns_of, typical_ms
 from latfit.model import FitResult, latency_draws, parameter_draws, with_typical_context
 from latfit.records import Record
-from latfit.stats import FloatArray, by_group, distinct, mad_sigma
+from latfit.stats import FloatArray, by_group, distinct, mad_sigma, student_quantile
 from latfit.trace import DECODE, UNKNOWN, Trace
 from latfit.units import number
 
@@ -159,9 +159,7 @@ class _Estimate:
     freedom: float = math.inf
 
     def with_interval(self, alpha: float, tolerance_pct: float) -> RegionChange:
-        from scipy.special import stdtrit
-
-        reach = float(stdtrit(max(self.freedom, 1.0), 1 - alpha)) * self.error if self.error else 0.0
+        reach = student_quantile(max(self.freedom, 1.0), 1 - alpha) * self.error if self.error else 0.0
         change, low, high = (100 * math.expm1(min(self.ratio + off, MAX_LOG_RATIO)) for off in (0.0, -reach, reach))
         if not math.isfinite(self.error):
             return structs.replace(self.region, change_pct=change)
@@ -418,7 +416,7 @@ def _mean_variance(fit: FitResult, columns: Mapping[str, FloatArray]) -> float:
 
 
 def model_error_sd(fit: FitResult, phase: str) -> float:
-    """Return the standard deviation of a model's error in ln T beyond noise, which does not average out in a region."""
+    """Return the standard deviation of a model's error in ln T beyond noise, which does not average out."""
     errors = fit.cross_validation.errors
     held_out = (errors.by_phase or {}).get(phase, errors.mape_pct) if errors else 0.0
     floor = (fit.diagnostics.lack_of_fit or {}).get("floor_mape_pct") or 0.0

@@ -159,27 +159,29 @@ def smooth_in_rounds(
     residual, weight = log_ratio[rows], weights[rows]
     count = np.bincount(node, weight, int(np.prod(shape))).reshape(shape)
     weight_at, table, kind = fade(grid, count > 0), np.zeros(shape), grid.kinds().ravel()[node]
+    kinds, limit = [part for each in KINDS if len(part := np.flatnonzero(kind == each))], np.empty(len(rows))
     for bandwidth in BANDWIDTHS[:rounds]:
         kernels = [np.exp(-np.abs(x[:, None] - x) / (bandwidth * OCTAVE)) for x in grid.nodes.values()]
         for size in range(1, len(shape) + 1):
             for axes in itertools.combinations(dimensions, size):
                 others = tuple(axis for axis in dimensions if axis not in axes)
                 rest = residual - table.ravel()[node]
-                limit = np.array([OUTLIER * _median(np.abs(rest[kind == each])) for each in KINDS])[kind]
+                far = np.abs(rest)
+                for part in kinds:
+                    limit[part] = OUTLIER * _median(far[part])
                 total = np.bincount(node, weight * np.clip(rest, -limit, limit), table.size).reshape(shape)
                 mean, steps = (each.sum(axis=others, keepdims=True) for each in (total, count))
                 for axis in axes:
-                    mean, steps = (_smooth(kernels[axis], each, axis) for each in (mean, steps))
+                    smoothed = (np.tensordot(kernels[axis], each, axes=(1, axis)) for each in (mean, steps))
+                    mean, steps = (np.moveaxis(each, 0, axis) for each in smoothed)
                 table = table + mean / (steps + PRIOR_STEPS)
         yield table * weight_at
 
 
 def _median(values: FloatArray) -> float:
-    return float(np.median(values)) if len(values) else 0.0
-
-
-def _smooth(kernel: FloatArray, table: FloatArray, axis: int) -> FloatArray:
-    return np.moveaxis(np.tensordot(kernel, table, axes=(1, axis)), 0, axis)
+    """Return np.median of a few values, at a fraction of its overhead."""
+    middle = [(len(values) - 1) // 2, len(values) // 2]
+    return float(np.partition(values, middle)[middle].mean())
 
 
 def fade(grid: Grid, measured: NDArray[np.bool_]) -> FloatArray:
@@ -221,16 +223,27 @@ def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, mode
 
 def fit_isotonic(table: FloatArray, free: Sequence[NDArray[np.bool_]], support: FloatArray) -> FloatArray:
     """Return the weighted least-squares table that rises along each axis in turn, except where steps may fall."""
-    from scipy.optimize import isotonic_regression
-
     found, weights = table.copy(), support + PRIOR_SUPPORT
     for _ in range(ISOTONIC_PASSES if table.ndim > 1 else 1):
         for axis, loose in enumerate(free):
             lines, of_line, fall = (np.moveaxis(x, axis, -1) for x in (found, weights, np.where(loose, MAX_FALL, 0.0)))
             for at in np.argwhere((np.diff(lines, axis=-1) < -fall[..., :-1]).any(axis=-1)):
                 rise = np.append(0.0, np.cumsum(fall[(*at,)][:-1]))
-                lines[(*at,)] = isotonic_regression(lines[(*at,)] + rise, weights=of_line[(*at,)]).x - rise
+                lines[(*at,)] = pool_adjacent(lines[(*at,)] + rise, of_line[(*at,)]) - rise
     return found
+
+
+def pool_adjacent(values: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the rising values (n,) closest to these by weighted squares: the mean of each block of violators."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, length
+    for mean, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        length = 1
+        while blocks and blocks[-1][0] >= mean:
+            before, more, longer = blocks.pop()
+            mean, weight, length = (before * more + mean * weight) / (more + weight), weight + more, length + longer
+        blocks.append((mean, weight, length))
+    means, _, lengths = zip(*blocks, strict=True)
+    return np.repeat(means, lengths)
 
 
 def make_monotone(table: FloatArray, free: Sequence[NDArray[np.bool_]]) -> FloatArray:

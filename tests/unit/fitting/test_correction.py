@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from scipy.optimize import isotonic_regression
 
 from latfit.fitting.checking.correction_strength import choose_correction
 from latfit.fitting.correction import (
     Smoothing,
     fit_correction,
+    pool_adjacent,
 )
 from latfit.fitting.data import FitData, fit_data
 from latfit.fitting.fit import fit_trace
@@ -153,3 +155,10 @@ def test_latency_does_not_fall_as_work_grows_by_more_than_the_noise(seed: int) -
         columns = {"B": np.full(len(P), D + 1), "S": D + P, "prefill_requests": np.ones(len(P)), "prefill_tokens": P}
         T = problem.model.latency_ms(theta, columns) * np.exp(table.of_steps(columns))
         assert np.max(np.maximum.accumulate(T) / T - 1) < 1.1 * NOISE
+
+
+def test_pooled_violators_are_an_isotonic_regression() -> None:
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 30):
+        values, weights = rng.normal(size=n), rng.random(n) + 0.01
+        assert pool_adjacent(values, weights) == pytest.approx(isotonic_regression(values, weights=weights).x)

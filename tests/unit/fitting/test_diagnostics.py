@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy.special import kolmogorov
 
 from latfit.fitting.checking.crossval import cross_validate
 from latfit.fitting.data import fit_data, rows_of
 from latfit.fitting.diagnostics.diagnose import error_parts, lack_of_fit
+from latfit.fitting.diagnostics.drift import kolmogorov_tail
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
 from latfit.fitting.uncertainty.covariance import uncertainty
@@ -37,3 +39,8 @@ class TestErrorParts:
         names = ("measurement_noise", "model_structure", "parameter_uncertainty")
         assert sum(found[name] for name in names) == pytest.approx(1)
         assert found["measurement_noise"] > 0.9
+
+
+@pytest.mark.parametrize("x", [0.0, 0.2, 0.31, 0.5, 1.0, 1.63, 3.0])
+def test_kolmogorovs_distribution_is_that_of_scipy(x: float) -> None:
+    assert kolmogorov_tail(x) == pytest.approx(kolmogorov(x), rel=1e-6)

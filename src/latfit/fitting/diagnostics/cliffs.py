@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
 
 from latfit.fitting.data import FitData
 from latfit.model import CONTEXT, Cliff, Cliffs, FitResult
-from latfit.stats import FloatArray, mad_sigma
+from latfit.stats import FloatArray, mad_sigma, student_quantile, student_tail
 from latfit.trace import DECODE
 
 LEVEL = 0.05  # probability of any false cliff in a trace of a smooth machine
@@ -128,10 +127,10 @@ def cliffs_of(sizes: MeasuredSizes, alpha: float) -> list[Cliff]:
         if z > shown:
             best, shown = (place, float(jumps.mean()), float(errors.mean())), z
     freedom = max(len(sizes.size) - 3, 2)
-    if best is None or stdtr(freedom, -shown) > alpha:
+    if best is None or student_tail(freedom, shown) > alpha:
         return []
     place, jump, deviation = best
-    low, high = (float(np.expm1(jump + deviation * stdtrit(freedom, q))) for q in (0.025, 0.975))
+    low, high = (float(np.expm1(jump + deviation * student_quantile(freedom, q))) for q in (0.025, 0.975))
     size, above = (int(each) for each in sizes.size[place : place + 2])
     cost = 1 - (size + 1) / size * float(np.exp(-jump))
     found = Cliff(sizes.axis, size, above, 100 * float(np.expm1(jump)), (100 * low, 100 * high), 100 * cost)

@@ -16,6 +16,7 @@ from latfit.stats import FloatArray
 MIN_ROWS = 50
 CERTAIN = 0.01  # level of the test over all runs together
 LEAST_SHIFT = 0.02  # smaller changes are not reported
+MIN_EXCURSION = 0.3  # smaller ones are exceeded with a probability above 0.99999
 TREND_BIAS = 2.5  # see `long_run_variance`; a line, not only the mean, is removed from each series
 
 
@@ -42,10 +43,15 @@ def change_point(series: FloatArray) -> ChangePoint | None:
     sigma = math.sqrt(long_run_variance([_without_line(x[:index]), _without_line(x[index:])], TREND_BIAS))
     if sigma <= 0:
         return ChangePoint(index, after - before, 0.0)
-    from scipy.special import kolmogorov
-
     excursion = float(np.abs(sums[index - 1])) / (sigma * math.sqrt(n))
-    return ChangePoint(index, after - before, float(kolmogorov(excursion)))
+    return ChangePoint(index, after - before, kolmogorov_tail(excursion))
+
+
+def kolmogorov_tail(x: float) -> float:
+    """Return the probability that Kolmogorov's distribution exceeds x."""
+    if x < MIN_EXCURSION:
+        return 1.0
+    return min(2 * sum((1 if k % 2 else -1) * math.exp(-2 * (k * x) ** 2) for k in range(1, 20)), 1.0)
 
 
 def _without_line(series: FloatArray) -> FloatArray:

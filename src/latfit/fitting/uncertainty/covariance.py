@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.loss import TUNING, score_factor, score_slope
@@ -15,7 +14,7 @@ from latfit.fitting.solver.objective import by_cell, prior_rows, with_priors
 from latfit.fitting.solver.solve import Solution
 from latfit.fitting.uncertainty.identifiability import Directions, condition_number, decompose
 from latfit.model import Estimate, Steps
-from latfit.stats import FloatArray, by_group, weighted_quantile
+from latfit.stats import FloatArray, by_group, student_quantile, weighted_quantile
 
 LEVEL = 0.95
 MATERIAL = 0.10
@@ -46,7 +45,7 @@ def uncertainty(problem: FitProblem, solution: Solution) -> Uncertainty:
     root, freedom = sandwich_root(problem, solution, J, interior)
     errors = np.full(len(solution.z), np.nan)
     errors[interior] = np.linalg.norm(root, axis=0)
-    quantile = float(stdtrit(freedom, 0.5 + LEVEL / 2))
+    quantile = student_quantile(freedom, 0.5 + LEVEL / 2)
     known = _identified(problem, solution, J, errors, interior)
     known[list(flat)] = False
     everything = root
