@@ -250,7 +250,8 @@ def check_one_engine(fit: Any, prefill_fit: Any = None, prefill_on: Any = None) 
     named = {"fit": fit, "prefill fit": prefill_fit, "prefill engine": prefill_on}
     known = {name: as_fit(each).result for name, each in named.items() if each is not None}
     if len(known) > 1:
-        from latfit.fitting import SYSTEM, check_alike
+        from latfit.fitting import check_alike
+        from latfit.trace import SYSTEM
 
         check_alike(known)
         check_alike({name: each for name, each in known.items() if name != "prefill engine"}, SYSTEM)

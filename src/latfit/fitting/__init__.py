@@ -7,7 +7,6 @@ from latfit._face import face
 if TYPE_CHECKING:
     from latfit.fitting.checking.autocorrelation import long_run_variance as long_run_variance
     from latfit.fitting.checking.same_machine import (
-        SYSTEM as SYSTEM,
         MachineCheck as MachineCheck,
         check_alike as check_alike,
         same_machine as same_machine,

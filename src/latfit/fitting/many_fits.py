@@ -1,7 +1,6 @@
 """Fit many systems in parallel, one process per processor core: a fit is many short NumPy calls under the GIL.
 
-Not by `multiprocessing`, which would import the user's script. With `auto`, PROBED systems try every candidate, the
-others a shortlist.
+Not by `multiprocessing`, which would import the user's script.
 """
 
 import os

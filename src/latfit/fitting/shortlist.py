@@ -1,7 +1,4 @@
-"""Models worth trying on many systems of one source: those that won a tenth of the probed systems.
-
-A system whose held-out error is above that of all probed ones may be of another kind, and tries every model.
-"""
+"""Models worth trying on many systems of one source: those that won a tenth of the probed systems."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Parse nominal latencies of an unmeasured path, such as those of a data sheet; they have no intervals.
 
 `launch=8ms,slope=0.05ms` (linear in B and S), short `8ms+0.05ms*256` (with the largest batch), `exp:2ms` (mean of an
-exponential service), `p50=2ms` (median of one request at a time). See docs/concepts/plans.md, "What plans assume".
+exponential service), `p50=2ms` (median of one request at a time).
 """
 
 import math
@@ -28,8 +28,7 @@ _SHORT = re.compile(r"(?=exp:|.*[+*])(?P<exp>exp:)?(?P<launch>[\d.][^=:+*,]*)(\+
 class Nominal:
     """A linear latency in ms and the sizes it applies to.
 
-    text: as given. median: it is the median of one request at a time, so that the mean is unknown. exponential: it is
-    the mean of an exponential service.
+    median: of one request at a time, so that the mean is unknown. exponential: mean of an exponential service.
     """
 
     text: str

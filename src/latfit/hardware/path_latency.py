@@ -88,6 +88,7 @@ class PathLatency:
         return self.path.fit.latency_ms(**self.steps(B))
 
     def noisy_ms(self, B: FloatArray) -> FloatArray:
+        """Return the times (n,) that the noise multiplies, at the level of the measured steps of that size."""
         typical, B = self.typical_ms(B), np.asarray(B, dtype=np.float64)
         if self.path.nominal is not None:
             return np.asarray(typical * self.path.nominal.mean_factor())
@@ -116,7 +117,7 @@ class PathLatency:
         return np.stack([T, T, T]) if drawn is None else np.stack([T, *np.quantile(drawn, CERTAIN, axis=0)])
 
     def largest_within(self, sla_ms: float, factor: float) -> int | None:
-        """Return the most requests that one measured step computes within the SLA, times a factor; None for none."""
+        """Return the most requests that one measured step computes within the SLA, times a factor."""
         within = np.flatnonzero(sla_ms >= factor * self.typical_ms(self.batches))
         return int(self.batches[within[-1]]) if len(within) else None
 

@@ -18,14 +18,11 @@ from latfit.hardware.nominal import Nominal, parse_nominal
 from latfit.messages import Message, message
 from latfit.model import FitResult, fit_from_json, fitted_identity
 from latfit.records import NotNegative, Record, to_builtins
-from latfit.trace import Fact, facts_beside
+from latfit.trace import SYSTEM, Fact, facts_beside
 from latfit.units import format_percent
 
 CPU_PATHS = ("amx", "cpu")
 GPU_PATHS = ("gpu",)
-
-DECIDING = ("hardware", "model", "tp", "dtype", "quantization", "device", "engine")
-"""Facts that tell systems apart; versions, threads and instruction sets change on one machine."""
 
 
 def path_label(name: str, *, nominal: bool) -> str:
@@ -104,7 +101,7 @@ def differing_facts(old: ExecutionPath, new: ExecutionPath) -> list[Fact]:
     if old.nominal or new.nominal:
         return []
     facts = facts_beside(fitted_identity(old.fit), fitted_identity(new.fit))
-    return [fact for fact in facts if fact.name in DECIDING and fact.agreement == "differs"]
+    return [fact for fact in facts if fact.name in SYSTEM and fact.agreement == "differs"]
 
 
 class HardwareProfile(Record, frozen=True, tag_field="schema", tag="latfit.hardware/1"):
@@ -161,7 +158,7 @@ class Entered:
 def add_path(target: Path, *paths: ExecutionPath, force: bool = False) -> Entered:
     """Enter paths into the profile at `target`, which is made if missing; several processes may do so at once.
 
-    Other paths stay, and so do those that only force may replace.
+    Paths that only force may replace stay.
     """
     found = Entered(HardwareProfile())
 

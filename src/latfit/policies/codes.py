@@ -1,7 +1,6 @@
-"""Numbers that policies, their parameters and their view of the queue go by in compiled code. It needs no numba.
+"""Numbers of policies, of their parameters and of their view of the queue in compiled code. Times in ms, rates per ms.
 
-A policy is a code and a float array: HEADER entries, then, for the optimal policy, its table. Its view is a float array
-too. Times in ms, rates per ms.
+A policy is a code and a float array: HEADER entries, then, for the optimal policy, its table.
 """
 
 GREEDY, FIXED, WINDOW, MARGINAL, CUTOFF, THREE_STAGE, OPTIMAL, SPLIT, DEADLINE = range(9)

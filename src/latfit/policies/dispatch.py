@@ -1,8 +1,7 @@
 """Decide what a dispatch policy does now, in compiled code, without state or clock: docs/concepts/simulation.md.
 
-`decide` returns (action, take, until, at). To serve: start a batch of `take` requests after skipping the first `at` in
-the queue. To wait: ask again at time `until`, when `at` requests wait, or when a path becomes idle. `times[path, b]` is
-the typical T(b) in ms.
+`decide` returns (action, take, until, at). To serve: start a batch of `take` requests after skipping the first `at`. To
+wait: ask again at time `until`, when `at` requests wait, or when a path becomes idle. `times[path, b]` is T(b) in ms.
 """
 
 import math
@@ -146,7 +145,7 @@ def _split(p, times, view):  # type: ignore[no-untyped-def]
 
 @inner
 def best_split(p, times, view):  # type: ignore[no-untyped-def]
-    """Find the side batch with the least total delay, and the requests in front that stay; both paths are idle."""
+    """Find the side batch with the least total delay, and the requests in front that stay."""
     waiting, least, best, behind = int(view[codes.WAITING]), math.inf, 0, 0
     for side in range(min(waiting, int(p[codes.SIDE_LARGEST])) + 1):
         main = min(waiting - side, int(p[codes.MAIN_LARGEST]))

@@ -1,7 +1,4 @@
-"""Decide whether to wait for one more request, expected in 1/rate ms, while B wait; ties dispatch.
-
-The amortised rule is the closest to the optimal mean: docs/theory/simulation.md, "Dispatch policies".
-"""
+"""Decide whether to wait for one more request, expected in 1/rate ms, while B wait; ties dispatch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,12 +14,12 @@ def literal_waits(B: int, T_now: float, T_next: float, T_one: float, rate: float
 
 
 def amortised_waits(B: int, T_now: float, T_next: float, T_one: float, rate: float) -> bool:
-    """Wait while T(B)/B - T(B+1)/(B+1) > 1/rate: the gain in time per request exceeds the wait."""
+    """Wait while T(B)/B - T(B+1)/(B+1) > 1/rate; the closest to the optimal mean."""
     return (T_now / B - T_next / (B + 1)) * rate > 1 + TIE
 
 
 def total_delay_waits(B: int, T_now: float, T_next: float, T_one: float, rate: float) -> bool:
-    """Wait while T(B) + T(1) - T(B+1) > B/rate: the time saved exceeds the delay of the waiting requests."""
+    """Wait while T(B) + T(1) - T(B+1) > B/rate."""
     return (T_now + T_one - T_next) * rate > B * (1 + TIE)
 
 
@@ -36,7 +33,7 @@ RULES: dict[str, Rule] = {
 
 
 def stopping_batch(rule: str, T_ms: Sequence[float], rate: float) -> int:
-    """Return the smallest B, at most len(T_ms), at which a rule dispatches; T_ms is T(1), T(2), ... in ms."""
+    """Return the smallest B, at most len(T_ms), at which a rule dispatches; T_ms: T(1), T(2), ..."""
     refuse(rule not in RULES, f"rule {rule!r} is not known", "rule", f"Take one of {', '.join(RULES)}.")
     wrong = not len(T_ms) or not math.isfinite(rate) or rate <= 0
     refuse(wrong, "no times, or a rate that is not above zero", "rate", "Give both.")

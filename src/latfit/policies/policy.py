@@ -1,7 +1,4 @@
-"""Batching policies as data: a code with parameters, checked constructors, names and defaults.
-
-`latfit.policies.dispatch` executes them: docs/concepts/simulation.md.
-"""
+"""Batching policies as data, which `latfit.policies.dispatch` executes: docs/concepts/simulation.md."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -21,10 +18,7 @@ TIE = 1e-9
 
 @dataclass(frozen=True)
 class DispatchTable:
-    """Table of the optimal rule: `batches[q]` of q waiting requests are served, 0 to wait.
-
-    A longer queue is served as the last entry says. Solved for `rate` per ms.
-    """
+    """`batches[q]` of q waiting requests are served, 0 to wait; a longer queue as the last entry says. rate: per ms."""
 
     batches: tuple[int, ...]
     rate: float
@@ -48,7 +42,7 @@ class DispatchTable:
 class Policy:
     """A policy as data: name, code and parameters (see `codes`). Use the constructors of this module.
 
-    ageing_ms: waiting time worth one class, of which 0 is the most urgent; infinite for strict priority.
+    ageing_ms: waiting time worth one class; infinite for strict priority.
     """
 
     name: str
@@ -64,7 +58,7 @@ class Policy:
 
     @property
     def long_queue_batch(self) -> int:
-        """Batch by which the main path serves a long queue, which determines the capacity."""
+        """Batch by which the main path serves a long queue."""
         return self.main_largest if self.code != codes.OPTIMAL else min(self.main_largest, int(self.parameters[-1]))
 
     @property
@@ -118,7 +112,7 @@ def cutoff(cutoff_ms: float, limits: Limits) -> Policy:
 def three_stage(threshold: int, cutoff_ms: float, limits: Limits) -> Policy:
     """Send `threshold` (B1) or more requests to the main path, and to an idle side path what it finishes no later.
 
-    Other requests wait for a larger batch, for `cutoff_ms` at most.
+    Others wait for `cutoff_ms` at most.
     """
     refuse(threshold < 1, f"a threshold of {threshold}", "B1", "Give 1 or more.")
     wait = _checked_time(cutoff_ms, "--t-cut")
@@ -194,7 +188,7 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class PathTimes:
-    """T(1), T(2), ... in ms on the main and the side path, up to their largest batches; servers of the main path."""
+    """T(1), T(2), ... in ms on the main and the side path; servers of the main path."""
 
     main: FloatArray
     side: FloatArray = field(default_factory=lambda: np.empty(0))
@@ -294,10 +288,7 @@ SPECIAL = frozenset(name for each in POLICIES.values() for name in each.settings
 
 
 def add_policy(name: str, policy: Named) -> None:
-    """Register a policy, for simulation and the live router. Raises WrongUsage if the name is taken.
-
-    It uses an existing code, e.g. `optimal` with a table of how many to serve for each number waiting.
-    """
+    """Register a policy of an existing code, for simulation and the live router. Raises WrongUsage for a name taken."""
     refuse_taken(name, POLICIES, "policy")
     POLICIES[name] = policy
 

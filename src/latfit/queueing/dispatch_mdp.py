@@ -1,6 +1,6 @@
 """The best rule for an idle batch server: a semi-Markov decision process on the number waiting.
 
-Policy iteration on states up to N, a quadratic beyond; N grows until the cost converges: docs/theory/planning.md.
+States beyond N have a quadratic value; N grows until the cost converges: docs/theory/planning.md.
 """
 
 import math
@@ -106,12 +106,12 @@ def _most_arrivals(mean: float) -> int:
 
 
 def _ahead(weights: FloatArray, values: FloatArray) -> FloatArray:
-    """Return sum_j weights[b, j] values[l + j], (B, l), for every l that `values` allows."""
+    """Return sum_j weights[b, j] values[l + j], (B, l)."""
     return np.asarray(weights @ np.ascontiguousarray(sliding_window_view(values, weights.shape[1]).T))
 
 
 def _iterated(problem: _Problem, batch: IntArray) -> tuple[float, IntArray]:
-    """Return the cost per time, and the best batch for each number waiting (0 to wait), by policy iteration."""
+    """Return the cost per time, and the best batch for each number waiting, by policy iteration."""
     least, idle = math.inf, 0
     for _ in range(MAX_ROUNDS):
         gain, h = _values(problem, batch)
@@ -162,5 +162,4 @@ def _improved(problem: _Problem, batch: IntArray, gain: float, h: FloatArray) ->
 
 
 def solve_optimal(rate: float, T_ms: FloatArray) -> DispatchTable:
-    """Return the optimal dispatch table, by latencies in ms of batches from one request on."""
     return optimal_rule(rate, measured_times(T_ms)).table

@@ -1,7 +1,6 @@
 """The batch queue, simulated on common random numbers: docs/theory/planning.md.
 
-A run draws arrivals and one uniform number per service from (seed, run) alone, so results differ by what was changed
-(rate, T, noise) and not by luck.
+A run draws from (seed, run) alone, so results differ by what was changed (rate, T, noise) and not by luck.
 """
 
 from dataclasses import dataclass
@@ -99,7 +98,7 @@ def run_length(
 
 
 def _relaxation(load: float, times: ServiceTimes, arrivals: Arrivals) -> float:
-    """Return the requests until the queue forgets its state: those of a random walk with its drift and variance."""
+    """Return the requests until the queue forgets its state, by a random walk with its drift and variance."""
     variance = load + load**2 * times.max_batch * float(times.cv(times.max_batch).max()) ** 2
     return variance * max(arrivals.dispersion, 1.0) / (1 - load) ** 2
 

@@ -1,7 +1,4 @@
-"""How long a batch takes: T(b) in ms for b = 1, 2, ... up to the largest batch; it may fall at small b.
-
-A greedy server is stable exactly below max_batch/T(max_batch) (Foster's drift).
-"""
+"""How long a batch takes: T(b) in ms for b = 1, 2, ... up to the largest batch; it may fall at small b."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,11 +15,7 @@ EXPONENTIAL_POINTS = 20_000
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """How long batches take.
-
-    at: typical T in ms (n,) of batches (n,). noise: None where each takes T(b). fixed_ms: added to every service
-    without noise, such as a transfer.
-    """
+    """at: typical T in ms (n,) of batches (n,). noise: None where each takes T(b). fixed_ms: added without noise."""
 
     at: Callable[[FloatArray], FloatArray]
     max_batch: int
@@ -45,7 +38,7 @@ class ServiceTimes:
         return T
 
     def rate_limit(self) -> float:
-        """Return the arrivals per ms below which a greedy server is stable."""
+        """Return the arrivals per ms below which a greedy server is stable (Foster's drift)."""
         return self.max_batch / self(self.max_batch)
 
     def cv(self, largest: int) -> FloatArray:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from latfit.trace.clean import CleanOptions, are_window_means, impossible_steps, runs_in_time
     from latfit.trace.columns import PHASES
     from latfit.trace.coverage import Coverage, coverage_of, reading_notes
-    from latfit.trace.identity import Fact, facts_beside, identity_of, system_label, system_labels
+    from latfit.trace.identity import SYSTEM, Fact, facts_beside, identity_of, system_label, system_labels
     from latfit.trace.metadata import LARGEST_REQUESTS, LARGEST_TOKENS, REQUEST_TIMES, WATCHED, facts_of
     from latfit.trace.parquet import check_trace_name, columns_of, read_parquet, stored_provenance, write_trace
     from latfit.trace.read import (

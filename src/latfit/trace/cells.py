@@ -66,8 +66,8 @@ ABOUT = re.compile(r"(^|/)(README|LICEN[SC]E|NOTICE)[^/]*$|\.(md|rst|html|pdf|pn
 class Cells:
     """Bins by label and key, and what was read and dropped.
 
-    bins: columns `label` (a place in `labels`, the values of LABELS), `key` (S = B, and the leading bits of B, S,
-    context and ln T) and SUMS; short: rows with S < B; unreadable: (file, reason).
+    bins: columns `label` (a place in `labels`), `key` (S = B, and the leading bits of B, S, context and ln T) and SUMS;
+    short: rows with S < B; unreadable: (file, reason).
     """
 
     labels: Sequence[tuple[str, ...]]

@@ -20,6 +20,8 @@ FACTS = (
     *("hardware", "model", "tp", "path", "dtype", "quantization", "device", "threads"),
     *("engine", "engine_version", "isa"),
 )  # facts of a system, the most telling first
+SYSTEM = ("hardware", "model", "tp", "dtype", "quantization", "device", "engine")
+"""Facts that tell systems apart; versions, threads and instruction sets change on one machine."""
 
 UNKNOWN_VALUES = ("", "unknown", "auto", "nan")
 MAKERS = re.compile(r"nvidia|geforce|amd|intel|tesla|torch\.|[^a-z0-9]")

@@ -90,7 +90,7 @@ class Provenance(EngineSettings, frozen=True):
     def upgrade(cls, document: JsonObject) -> JsonObject:
         """Take known facts of another type for unknown ones, but leave out settings with the text None.
 
-        Recorders of latfit 0.1.0 write it for a setting that a version of vLLM lacks.
+        Recorders of latfit 0.1.0 write it.
         """
         known = document.keys() & set(cls.__struct_fields__)
         if not _is_a(document, cls):

@@ -15,7 +15,7 @@ from latfit.inputs import decode_json, unreadable
 from latfit.memory import check_memory
 from latfit.trace.columns import KINDS
 from latfit.trace.metadata import Metadata
-from latfit.trace.table import Array, Coded, Trace
+from latfit.trace.table import Array, Trace
 
 METADATA_KEY = b"latfit"
 MAX_LABEL_CHARS = 250
@@ -140,22 +140,17 @@ def _to_arrow(name: str, trace: Trace) -> Any:
     if name == "B" and column.dtype.kind == "i" and np.all(np.abs(column) <= MAX_INT32):
         column = column.astype(np.int32)
     if column.dtype.kind == "O" and set(map(type, column.tolist())) <= {str}:
-        return arrow_texts(trace.coded(name))
+        codes, values = trace.coded(name)
+        texts = [value.encode(errors="replace") for value in values]
+        ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+        dictionary = _arrow_array(pa.string(), len(texts), ends, np.frombuffer(b"".join(texts), dtype=np.uint8))
+        places = _arrow_array(pa.int32(), len(codes), codes.astype(np.int32))
+        return pa.DictionaryArray.from_arrays(places, dictionary)
     if column.dtype.kind == "b":
         return _arrow_array(pa.bool_(), len(column), np.packbits(column, bitorder="little"))
     if column.dtype.kind in "iuf":
         return _arrow_array(pa.from_numpy_dtype(column.dtype), len(column), column)
     return pa.array(column)
-
-
-def arrow_texts(coded: Coded) -> Any:
-    import pyarrow as pa
-
-    codes, values = coded
-    texts = [value.encode(errors="replace") for value in values]
-    ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
-    dictionary = _arrow_array(pa.string(), len(texts), ends, np.frombuffer(b"".join(texts), dtype=np.uint8))
-    return pa.DictionaryArray.from_arrays(_arrow_array(pa.int32(), len(codes), codes.astype(np.int32)), dictionary)
 
 
 def _arrow_array(kind: Any, length: int, *buffers: Array) -> Any:

@@ -42,8 +42,8 @@ class Reading:
 class CleanTrace:
     """A clean trace, with the facts that a fit stores about its data.
 
-    formats: the reader of each source; path: the execution path that they imply, if they agree; everything: the
-    selected rows before cleaning; time: what T_ms is, see `timed`.
+    formats: the reader of each source; path: the execution path that they imply; everything: the selected rows before
+    cleaning; time: what T_ms is, see `timed`.
     """
 
     sources: Sequence[Source]

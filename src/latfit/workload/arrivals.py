@@ -58,8 +58,7 @@ class Gamma:
 class Piecewise:
     """Poisson arrivals whose rate per ms is linear between (moments_ms[i], rates[i]); moments rise from 0.
 
-    With `repeats` the rate starts over at the end, else arrivals end. Unit-rate arrivals are mapped back through the
-    accumulated rate, which is exact.
+    With `repeats` the rate starts over at the end, else arrivals end.
     """
 
     moments_ms: Sequence[float]

@@ -1,7 +1,6 @@
 """Read recorded requests from tables and from the results of load generators: docs/formats.md.
 
-Requests that failed, and rows without a time or a length, are left out and counted, unless they are the majority.
-Tables must be in order of arrival; results of load generators are sorted.
+Requests that failed or lack a time or a length are left out and counted, unless they are the majority.
 """
 
 import re

@@ -1,7 +1,6 @@
 """Prediction intervals for single steps: split conformal prediction, phase by phase.
 
-Scores are ln(observed/predicted) of later rows of a log, or other cells of a grid; ranks count independent samples.
-See docs/theory/fitting.md, "Prediction intervals".
+Scores are ln(observed/predicted) of later rows of a log, or other cells of a grid: docs/theory/fitting.md.
 """
 
 import math

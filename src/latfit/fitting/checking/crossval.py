@@ -190,7 +190,7 @@ def left_out_parts(data: FitData, options: FitOptions, theta: FloatArray, folds:
 
 
 def _kept_rows(data: FitData) -> NDArray[np.bool_]:
-    """Return which rows (n,) are split into folds: evenly spread pieces of a long trace, all of its rare phases."""
+    """Return which rows (n,) are split into folds: spread pieces of a long trace, all of its rare phases."""
     kept = np.ones(len(data), dtype=bool)
     if len(data) > MOST_ROWS:
         pieces = np.linspace(0, len(data) // PIECE, MOST_ROWS // PIECE).astype(np.intp)

@@ -29,7 +29,6 @@ MIN_INDEPENDENT = 2.0  # steps for a verdict: two outside the limits by chance h
 MATERIAL, CLOSE = math.log(1.05), 1.1
 MAX_BEYOND = 0.25  # share of steps beyond the limits; 2 % of the fit's own steps are
 COMPARED_STEPS = 400  # evenly spaced, for the curves of the parameter draws
-SYSTEM = ("hardware", "model", "tp", "dtype", "quantization", "device", "engine")  # facts that fits of one engine share
 ADVISORY = ("engine_version", "isa")  # facts that may differ on one machine: reported, but no reason to reject steps
 
 

@@ -1,7 +1,4 @@
-"""Parameters that bend the curve are identified only where the model predicts held-out rows better than a line.
-
-Intervals alone do not show it, because they count misfit that neighbours share as noise.
-"""
+"""Parameters that bend the curve are identified only where the model predicts held-out rows better than a line."""
 
 import math
 from dataclasses import replace

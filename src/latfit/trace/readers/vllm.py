@@ -192,7 +192,7 @@ def second_of_year(text: bytes) -> float:
 
 
 def seconds_since_start(seconds: FloatArray) -> FloatArray:
-    """Return seconds since the first of the times (n,), never decreasing, over turns of the year; NaN where unknown."""
+    """Return seconds since the first of the times (n,), never decreasing, over turns of the year."""
     since = np.full(len(seconds), np.nan)
     clock = seconds[np.isfinite(seconds)]
     change = (np.diff(clock, prepend=clock[:1]) + YEAR_S // 2) % YEAR_S - YEAR_S // 2
@@ -326,8 +326,8 @@ def _capacity(starts: Sequence[StartLine], row: int, rank: int, before: int) -> 
 def _windows(scan: LogScan, name: str) -> Trace:
     """Return one row per window of about ten seconds. Raises BadInput if no line reports one.
 
-    With B requests, the mean of both ends, and g generated tokens/s a step takes B/g seconds. Windows whose ends differ
-    too much are counted as `unsteady`; those that begin or end without a request are `idle`.
+    With B requests and g generated tokens/s a step takes B/g seconds. Windows whose ends differ too much are
+    `unsteady`; those that begin or end without a request are `idle`.
     """
     times = seconds_since_start(np.array([second for _, second, *_ in scan.windows])).tolist()
     last: dict[float, tuple[float, float]] = {}
