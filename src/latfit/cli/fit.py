@@ -78,7 +78,7 @@ def fit(request: FitEachRequest, targets: TargetOptions, output: OutputOptions) 
     latfit fit sample_traces/rtx4090_llama-3.1-8b.parquet
     latfit fit server.log --report reports
     """
-    from latfit.api import fit_each, report
+    from latfit.api import fit_each
     from latfit.files import check_writable
     from latfit.hardware import HardwareProfile
     from latfit.trace import check_one_machine, reading_notes, system_labels
@@ -125,6 +125,8 @@ def fit(request: FitEachRequest, targets: TargetOptions, output: OutputOptions) 
     else:
         _print(made, [*reading_notes(steps), *replaced], targets.hardware, output)
     if targets.report is not None:
+        from latfit.api import report
+
         note(report(targets.hardware, targets.report).summary(), quiet=output.silent)
     _check_usable(made, strict=targets.strict, where=steps.name)
 
