@@ -152,15 +152,16 @@ class Search:
             low = high = settings.max_num_seqs
         known: dict[int, Measured] = {}
         while True:
-            grid = [Setup(replace(settings, max_num_seqs=count), replicas) for count in _geometric(low, high)]
+            counts = {round(low * (high / low) ** (k / (POINTS - 1))) for k in range(POINTS)}
+            grid = [Setup(replace(settings, max_num_seqs=count), replicas) for count in sorted(counts)]
             measured = self.evaluator.measure_sustained(grid, replications=1)
             known |= {each.setup.settings.max_num_seqs: each for each in measured}
             if not known:
                 return None
             best = min(known, key=lambda count: known[count].ratio)
-            counts = sorted({*known, *(each.settings.max_num_seqs for each in grid)})
-            at = counts.index(best)
-            low, high = counts[max(at - 1, 0)], counts[min(at + 1, len(counts) - 1)]
+            tried = sorted({*known, *counts})
+            at = tried.index(best)
+            low, high = tried[max(at - 1, 0)], tried[min(at + 1, len(tried) - 1)]
             level = any(
                 known[each].ratio <= FLAT * known[best].ratio for each in (low, high) if each in known and each != best
             )
@@ -282,11 +283,6 @@ class Search:
 
     def _at(self, settings: EngineSettings, replicas: int, replications: int = MOST) -> Measured:
         return self.evaluator.measure(Setup(settings, replicas), replications=replications)
-
-
-def _geometric(low: int, high: int) -> list[int]:
-    ratio = high / low
-    return sorted({round(low * ratio ** (k / (POINTS - 1))) for k in range(POINTS)})
 
 
 def within_measured(setup: EngineSetup, load: Load, fits: Sequence[FitResult]) -> EngineSettings:
