@@ -40,7 +40,6 @@ class Predictions:
 
 
 def known_levels(fit: FitResult) -> list[float]:
-    """Return the levels of two-sided intervals that a fit has."""
     return [round(2 * level - 1, 9) for level in fit.limits.levels if level > 0.5]
 
 

@@ -323,7 +323,6 @@ def formula_of(problem: FitProblem, theta: FloatArray) -> Formula:
 
 
 def by_row(problem: FitProblem, rows: Rows) -> FitProblem:
-    """Return the problem with one row for each of the rows, in their order."""
     steps = steps_by_row(problem, rows)
     return replace(
         problem, steps=steps, observed=rows.observed, weights=rows.weights, cells=numbered(list(steps.values()))

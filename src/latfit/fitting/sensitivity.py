@@ -26,7 +26,6 @@ class Sensitivity:
     dominant: NDArray[np.object_]  # name of the largest term (b, s)
 
     def regions(self) -> dict[str, dict[str, Any]]:
-        """Return where each term dominates: share of the grid, and spans of B and S."""
         valid = self.dominant != ""
         found = {}
         for name in self.terms:

@@ -35,8 +35,6 @@ class Ceiling(Record, frozen=True, omit_defaults=True):
 
 
 class CeilingShare(Record, frozen=True):
-    """Fitted peak and fastest step in the measured range, and their shares of the machine's; None where unknown."""
-
     fitted_tokens_per_ms: float
     ceiling_tokens_per_ms: float | None
     peak_share: float | None

@@ -67,7 +67,6 @@ class PathLatency:
 
     @property
     def outside(self) -> str:
-        """How far the smallest or the largest batch lies outside the measured range; empty inside."""
         if self.path.nominal is not None:
             return ""
         steps = self.steps(self.batches[[0, -1]])

@@ -74,7 +74,6 @@ class Correction:
 
     @classmethod
     def from_json(cls, part: Mapping[str, Any] | None, axes: Sequence[str] = OF_STEPS) -> "Correction | None":
-        """Return the table of a decoded document; None without one. Raises ValueError."""
         if not part:
             return None
         try:

@@ -204,7 +204,6 @@ class FitResult:
         return np.maximum(wider, (1 + unlike.p90_ape_pct / 100) ** share)
 
     def _widened(self, column: str, values: FloatArray, tried: HeldOutErrors | None) -> FloatArray:
-        """Return the factor for one column; tried: errors beyond the values that trained."""
         measured = float(self.domain[column][1]) if column in self.domain else math.inf
         beyond, trained = values > measured, tried.trained_up_to if tried else None
         if not tried or not trained or not 0 < trained < measured:
@@ -262,7 +261,6 @@ class FitResult:
         return self._support_distance(B, S, **context) > ROUNDING
 
     def _support_distance(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
-        """Return the distance (n,) from the measured region; 0 if unknown."""
         shape = np.broadcast_shapes(np.shape(B), np.shape(S))
         if not self.support:
             return np.zeros(shape)

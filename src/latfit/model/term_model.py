@@ -51,7 +51,6 @@ def term(
     when: Callable[[Features], bool] = lambda f: True,
     **slopes: Callable[..., FloatArray],
 ) -> Term:
-    """Return a term of expressions: its column, and the slope of the column by each shape."""
     return Term(
         Parameter(name, unit, meaning),
         Expression(column),
@@ -169,7 +168,6 @@ class Separable:
         return found | {name: shapes[name] for s in self.shapes if (name := s.parameter.name) not in needed}
 
     def column_means(self, steps: Steps, weights: FloatArray, given: Shapes) -> dict[str, float]:
-        """Return the weighted mean of each term's column at nominal or given shapes, by coefficient."""
         seen = features_of(steps)
         shapes = self._nominal(seen, given)
         return {t.parameter.name: float(np.average(t.column(seen, shapes), weights=weights)) for t in self.terms}

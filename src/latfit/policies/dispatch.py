@@ -71,7 +71,6 @@ def _tabled(p, view):  # type: ignore[no-untyped-def]
 
 @inner
 def _marginal(p, times, B):  # type: ignore[no-untyped-def]
-    """Return B if the rule dispatches B waiting requests, B + 1 if it waits for one more."""
     enough = B
     if int(p[codes.MAIN_LARGEST]) > B:
         now, after, one = times[codes.MAIN, B], times[codes.MAIN, B + 1], times[codes.MAIN, 1]

@@ -35,7 +35,6 @@ class Arrivals:
         return len(values) > 4 and values[-1] > GROWING_DISPERSION * values[-4]
 
     def split(self, replicas: int) -> "Arrivals":
-        """Return the stream of one replica when every request goes to a random one."""
         if self.gaps is None or replicas == 1:
             return self
         rng = np.random.default_rng(SEED)

@@ -30,7 +30,6 @@ def feasible_ranges(
 
 
 def bisect(meets: Test, inside: float, outside: float, precision: float) -> float:
-    """Return the point nearest to `outside` that still meets the condition."""
     while abs(outside - inside) > precision * abs(inside):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if meets(middle) else (inside, middle)

@@ -38,8 +38,6 @@ FINE = Effort(20, 100_000, 800_000)  # a number that is reported
 
 
 class Server(NamedTuple):
-    """typical_ms (largest + 1,): of a batch; fixed_ms: added to each; noise: `NoiseTable` of one kind."""
-
     typical_ms: Any
     fixed_ms: Any
     noise: Any

@@ -222,7 +222,6 @@ def find_fragments(source: str | Path, options: Options) -> tuple[list[Any], int
 
 
 def _text_fragment(fragment: Any, head: bytes, options: Options) -> Any:
-    """Return a file of delimited text as a fragment whose kinds are not guessed from its first block."""
     import pyarrow as pa
     import pyarrow.dataset as ds
     from pyarrow import csv
@@ -279,7 +278,6 @@ def unreadable(path: str, reason: str) -> BadInput:
 
 
 def _cells_of(trace: Trace, reading: Reading, time: str) -> Cells:
-    """Filter, clean and count the steps of a batch. Raises BadInput if a label column has too many values."""
     if reading.where:
         trace = trace.select(matching_rows(trace, reading.where))
     if facts_of(trace.provenance).is_record and "phase" not in trace:

@@ -127,7 +127,6 @@ def _is_text(kind: Any) -> bool:
 
 
 def _to_arrow(name: str, trace: Trace) -> Any:
-    """Return a column as an Arrow array: B as int32 and other counts as int64 if whole, texts as a dictionary."""
     import pyarrow as pa
 
     column = trace[name]

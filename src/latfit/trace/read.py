@@ -132,7 +132,6 @@ def _cleaned(
 
 
 def _path_of(reader: Reader, part: Trace) -> str | None:
-    """Return the path that a format implies, or the device that the engine names if it is another one."""
     device = facts_of(part.provenance).device_type
     return path_on(device) if reader.path is not None and device else reader.path
 

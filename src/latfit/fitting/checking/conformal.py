@@ -119,7 +119,6 @@ def prediction_intervals(
 
 
 def _limits(known: Sequence[Scores]) -> dict[str, Any]:
-    """Return limits and independent shares. known: scores that the limits must cover."""
     share, fewest = min(((one.independent / max(one.steps, 1), one) for one in known), key=lambda each: each[0])
     found: dict[str, Any] = {
         **_factors(known),

@@ -97,7 +97,6 @@ def _smooth_fold(data: FitData, grids: list[Grid], part: LeftOut, kind: NDArray[
 
 
 def _errors(data: FitData, part: LeftOut, log_ratio: FloatArray, kind: NDArray[np.int64]) -> FloatArray:
-    """Return the mean error in percent of each kind of a fold's rows (3,), NaN where it has none."""
     weights = data.weights[part.test]
     ape = 100 * np.abs(np.expm1(-log_ratio))
     with np.errstate(invalid="ignore"):

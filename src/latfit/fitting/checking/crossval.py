@@ -281,7 +281,6 @@ def further_validation(
 
 
 def _unlike(data: FitData, folds: Sequence[Fold], apart: HeldOut) -> HeldOutErrors | None:
-    """Return the errors of held-out rows outside the training rows' region; None if there are too few."""
     far = np.zeros(len(data))
     for number in np.unique(apart.fold):
         train, test = folds[number][0], apart.rows[apart.fold == number]

@@ -60,7 +60,6 @@ def doubts(
 
 
 def check(options: DoubtOptions) -> None:
-    """Raise WrongUsage for an unknown method or scheme, or too few resamples."""
     for option, value, known in (
         ("--set intervals", options.intervals, METHODS),
         ("--resample", options.scheme, ("auto", *SCHEMES)),

@@ -35,7 +35,6 @@ class NoiseTable(NamedTuple):
 
 
 def noise_table(kinds: Sequence[StepNoise | None], largest: int) -> NoiseTable:
-    """Return the arrays for batches up to `largest`; None for steps that always take T."""
     noises = [noise or NO_NOISE for noise in kinds]
     pauses = [noise.pauses or NO_PAUSES for noise in noises]
     parts = [group for noise in noises for group in noise.groups]
