@@ -127,7 +127,7 @@ def parse_contexts(text: str, option: str = "--context", remedy: str = "Write it
 
 def parse_cpus(text: str | None) -> tuple[int, ...]:
     found: set[int] = set()
-    for part in (text or "").split(",") if text is not None else ():
+    for part in () if text is None else text.split(","):
         match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
         if not match:
             raise WrongUsage(f"{text!r} is no list of CPUs", where="--pin", remedy="Write it like 0,2-5.")

@@ -215,21 +215,18 @@ class StepRecorder:
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Write what is pending and stop; give up after `timeout_s`. Never raises."""
         try:
-            self._close(timeout_s)
+            self._capacity = 0
+            if self._thread is None:
+                return
+            self._stop.set()
+            self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                self._say_once("close", "latfit's trace is incomplete: %s does not answer", self.folder)
+            if self._at_exit is not None:
+                self._at_exit.cancel()
         except Exception as error:  # noqa: BLE001  it runs while an engine shuts down, which must go on
             text = "latfit could not close its trace (%s: %s)"
             self._say_once("close", text, type(error).__name__, error, advice=False)
-
-    def _close(self, timeout_s: float) -> None:
-        self._capacity = 0
-        if self._thread is None:
-            return
-        self._stop.set()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            self._say_once("close", "latfit's trace is incomplete: %s does not answer", self.folder)
-        if self._at_exit is not None:
-            self._at_exit.cancel()
 
     def _begin_run(self) -> None:
         """Begin with fresh state: at the start, and in a forked child, whose parent keeps the rows and the thread."""
