@@ -45,7 +45,7 @@ def stand_ins(model: str, launch_ms: float, max_batch: int) -> list[Executor]:
     """Return executors of decode steps in two processes, a core each."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     if len(cores) < 2:
-        raise HardwareMissing("two paths need a core each, and there is one", remedy="Use a machine with two cores.")
+        raise HardwareMissing("two paths need two cores, and there is one", remedy="Use a machine with two cores.")
     refuse(not 1 <= max_batch <= 1024, f"batches of up to {max_batch}", "--set max_batch", "Give 1 to 1024.")
     model_shape(model)  # refused here rather than in a process
     main = DecodeSteps(model, largest=max_batch, launch_ms=launch_ms)

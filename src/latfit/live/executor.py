@@ -55,7 +55,7 @@ class Executor:
             raise WrongUsage(found, where=name, remedy="Give at least one of each.")
         if buckets and (list(buckets) != sorted(set(buckets)) or buckets[0] < 1 or buckets[-1] < largest):
             found = f"buckets {list(buckets)} for batches of up to {largest}"
-            remedy = "Give rising sizes, the last of which holds the largest batch."
+            remedy = "Give ascending sizes, the last at least the largest batch."
             raise WrongUsage(found, where=name, remedy=remedy)
         self.name, self.largest, self.servers, self.buckets = name, largest, servers, tuple(buckets)
 
@@ -223,7 +223,7 @@ class _Worker:
             self._pipe.send(inputs)
             kind, found = self._pipe.recv()
         except (EOFError, OSError) as error:
-            remedy = "It is started again; send the request again."
+            remedy = "It restarts by itself; send the request again."
             raise ExecutorLost("its process died", where=self._name, remedy=remedy) from error
         if kind == "error":
             raise ExecutorFailed(found, where=self._name, remedy="See the log of the process.")
@@ -248,7 +248,7 @@ class _Worker:
                 kind, found = "error", "its process ended before it was ready"
             if kind != "ready":
                 self.stop()
-                raise ExecutorFailed(found, where=self._name, remedy="Mend what makes the function.")
+                raise ExecutorFailed(found, where=self._name, remedy="Fix `make`, which returns the function.")
 
     def stop(self) -> None:
         with self._changing:

@@ -347,7 +347,7 @@ class Router:
         if not batch.work.done():
             batch.work.cancel()
             found = f"a batch of {len(batch.requests)} took longer than {timeout_ms:,.0f} ms"
-            remedy = "What it was doing is dropped; raise timeout_ms if it may take that long."
+            remedy = "Its result is dropped; raise timeout_ms if a batch may take that long."
             self._finish(batch, (), ExecutorTimedOut(found, where=batch.path.name, remedy=remedy))
 
     def _returned(self, batch: _Batch, work: "asyncio.Future[Sequence[Any]]") -> None:
@@ -434,7 +434,7 @@ def _call(listeners: Sequence[Callable[..., None]], *arguments: Any) -> None:
 
 
 def _no_path() -> NoPath:
-    return NoPath("every path is down", remedy="Send it to another router, or later; the paths are tried again.")
+    return NoPath("every path is down", remedy="Send it again later; the paths are tried again.")
 
 
 def _closed() -> Closed:

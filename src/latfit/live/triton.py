@@ -153,5 +153,5 @@ class TritonExecutor(Executor):
 
     def _late(self) -> ExecutorTimedOut:
         found = f"no answer from {self._model.address} in {self._model.timeout_ms:,.0f} ms"
-        remedy = "It was given up; raise the model's timeout_ms if a batch may take that long."
+        remedy = "The batch was cancelled; raise the model's timeout_ms if a batch may take that long."
         return ExecutorTimedOut(found, where=self.name, remedy=remedy)

@@ -57,8 +57,8 @@ class Journal:
 
     def _begin(self, request: ProfileRequest, *, resume: bool) -> None:
         if lock(self._stream.fileno()) is False:
-            remedy = "Wait for its end, or write another trace with --out."
-            raise WrongUsage("belongs to a run that goes on", where=str(self.file), remedy=remedy)
+            remedy = "Wait until it ends, or write another trace with --out."
+            raise WrongUsage("is in use by a running latfit profile", where=str(self.file), remedy=remedy)
         fields = msgspec.json.decode(msgspec.json.encode(request))  # lists for tuples, as in the file
         asked = {key: value for key, value in fields.items() if key not in _MAY_CHANGE}
         self._read(asked if resume else None)
@@ -131,7 +131,7 @@ class Journal:
         before = document["asked"]
         changed = [key for key, value in (asked or {}).items() if value != before.get(key)]
         if changed:
-            found = f"the run in {self.file} was asked for {changed[0]} = {before.get(changed[0])!r}"
+            found = f"the run in {self.file} has {changed[0]} = {before.get(changed[0])!r}"
             remedy = "Repeat its options (--budget, --precision and --processes may change), or delete the file."
             raise WrongUsage(found, where="--resume", remedy=remedy)
 

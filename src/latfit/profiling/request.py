@@ -47,7 +47,7 @@ class ProfileRequest:
         if self.threads is not None and self.threads < 1:
             raise WrongUsage(f"{self.threads} threads is too few", where="--threads", remedy="Ask for 1 or more.")
         if self.processes is not None and not 1 <= self.processes <= MAX_PROCESSES:
-            found = f"{self.processes} processes cannot take turns"
+            found = f"{self.processes} processes"
             raise WrongUsage(found, where="--processes", remedy=f"Ask for 1 to {MAX_PROCESSES}.")
         if self.grid is not None:
             parse_grid(self.grid, self.contexts)

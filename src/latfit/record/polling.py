@@ -161,5 +161,5 @@ def _check(state: ServerState) -> None:
     if (state.live and counted) or SLOT_STEPS in state.counters:
         return
     why = "does not count its steps" if state.live else "counts tokens when requests end, not as steps are made"
-    found = f"{state.engine} {why}, so windows tell no mean step"
+    found = f"{state.engine} {why}, so windows have no mean step"
     raise BadInput(found, where="/metrics", remedy=engine_named(state.engine).steps_help)

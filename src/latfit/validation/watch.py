@@ -38,7 +38,7 @@ def watched(trace: Trace, before: str | Path, after: str | Path, source: str, se
     early_s = np.sort(-LEAD_LATENCIES * latency_s * rng.random(earlier))
     lengths = seen.lengths(earlier + len(came_s), rng)
     if lengths is None or not len(came_s):
-        found = f"{seen.last.engine} does not tell how {'long' if len(came_s) else 'many'} requests are"
+        found = f"{seen.last.engine} does not publish how {'long' if len(came_s) else 'many'} requests are"
         raise BadInput(found, where=source, remedy="Measure with a load generator, and give its result.")
     led_s = -float(early_s[0]) if earlier else 0.0
     requests = make_requests(1e3 * (led_s + np.concatenate([early_s, came_s])), *lengths)
@@ -54,8 +54,8 @@ def _texts_at(trace: Trace, source: str) -> tuple[float, float]:
             return begin_s, end_s
     except (KeyError, TypeError, ValueError):
         pass
-    remedy = "Give what latfit record wrote, of an engine that counts its requests."
-    raise BadInput("does not tell when requests came", where=source, remedy=remedy)
+    remedy = "Give a file of latfit record from an engine that counts its requests."
+    raise BadInput("does not say when requests came", where=source, remedy=remedy)
 
 
 def _arrivals(trace: Trace, seen: Interval, begin_s: float, rng: np.random.Generator) -> FloatArray:

@@ -117,7 +117,7 @@ def test_one_that_the_trace_holds_too_gives_way(file: Path) -> None:
 
 def test_another_request_is_refused_by_its_option(file: Path) -> None:
     interrupted(file)
-    with pytest.raises(WrongUsage, match="asked for model = 'tiny'"):
+    with pytest.raises(WrongUsage, match="has model = 'tiny'"):
         Journal(file, ProfileRequest(grid=REQUEST.grid, model="tiny-moe"), resume=True)
     Journal(file, ProfileRequest(grid=REQUEST.grid, budget_ms=1.0, precision=0.5), resume=True).close(finished=False)
 
@@ -197,7 +197,7 @@ def test_a_trace_that_cannot_be_written_leaves_the_journal(
 def test_two_runs_never_write_one_journal(file: Path) -> None:
     journal = Journal(file, REQUEST, resume=False)
     for resume in (False, True):
-        with pytest.raises(WrongUsage, match="a run that goes on"):
+        with pytest.raises(WrongUsage, match="in use by a running"):
             Journal(file, REQUEST, resume=resume)
     journal.close(finished=True)
     assert not file.exists()

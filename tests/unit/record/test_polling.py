@@ -87,7 +87,7 @@ def test_windows_with_preempted_requests_are_left_out(tmp_path: Path) -> None:
 )
 def test_engines_that_tell_no_steps_are_refused(tmp_path: Path, name: str) -> None:
     told = Reading(0.0, 0.0, b"", state_of([name.encode()], "it"))
-    with pytest.raises(BadInput, match="so windows tell no mean step"):
+    with pytest.raises(BadInput, match="so windows have no mean step"):
         MetricsRecorder(tmp_path / "t.parquet").take(told)
 
 

@@ -25,7 +25,7 @@ SLOTS = 8
 OVERDUE, MIN_OVERDUE_S = 20.0, 1.0  # T(1) that a caller waits without a byte until its leaving shows a hung engine
 MIN_TOKEN = 8  # letters
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-OPEN = " Whoever reaches this machine may send: no token is set."
+OPEN = " No token is set: anyone who can reach this host can send requests."
 
 
 @verb(ServeRequest)
@@ -41,8 +41,8 @@ def serve(request: ServeRequest) -> PlainAnswer:
         engines = {DEFAULT_PATH: alone[0]}
     urls = by_name(engines, "URL", "gpu=http://localhost:8000")
     if any(not re.fullmatch(r"[\w.-]{1,64}", each, re.ASCII) for each in classes) or len(set(classes)) < len(classes):
-        remedy = "Give each class a name of its own, of letters, digits, '.', '_' and '-'."
-        raise WrongUsage(f"{', '.join(map(repr, classes))} are no different names", where="--class", remedy=remedy)
+        remedy = "Give each class another name, of letters, digits, '.', '_' and '-'."
+        raise WrongUsage(f"{', '.join(map(repr, classes))} are not distinct names", where="--class", remedy=remedy)
     names = list(urls)
     if not 1 <= len(names) <= 2:
         raise WrongUsage(f"{len(names)} engines", where="URL", remedy="Give one or two, the main path first.")

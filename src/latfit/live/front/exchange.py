@@ -86,7 +86,7 @@ class Exchange:
         try:
             await writing
         except (ConnectionError, aiohttp.ClientError) as error:
-            raise Abandoned("the caller left", remedy="Nothing: the engine was stopped.") from error
+            raise Abandoned("the caller left", remedy="No action needed: the engine was stopped.") from error
 
 
 def forwarded_headers(headers: Iterable[tuple[str, str]], drop: Iterable[str] = ()) -> list[tuple[str, str]]:
@@ -264,13 +264,13 @@ class HttpExecutor(Executor):
         if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | TimeoutError):
             return self._lost(f"{what}: it cannot be reached")
         is_closed = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | OSError)
-        return self._lost(f"{what}: {'it closed the connection' if is_closed else 'its answer is no whole HTTP'}")
+        return self._lost(f"{what}: {'it closed the connection' if is_closed else 'its answer is not valid HTTP'}")
 
     def _too_late(self, exchange: Exchange, waited_s: float) -> ExecutorFailed:
         is_hung = not exchange.first_byte_s and waited_s >= self._overdue_s
         if (exchange.has_left or exchange.is_sending) and not is_hung:
-            return Abandoned("the caller left", where=self.name, remedy="Nothing: the engine was stopped.")
-        found = f"nothing came for {min(waited_s, self.timeouts.first_byte_s):,.0f} s"
+            return Abandoned("the caller left", where=self.name, remedy="No action needed: the engine was stopped.")
+        found = f"no data for {min(waited_s, self.timeouts.first_byte_s):,.0f} s"
         remedy = "Its connection was closed; raise the timeout if it may take that long."
         return ExecutorTimedOut(found, where=self.name, remedy=remedy)
 

@@ -129,7 +129,7 @@ class Front:
             self._check_token(request)
         route = self._routes.get(path)
         if route is None:
-            raise Refused(404, f"there is nothing here; try {', '.join(self._routes)}")
+            raise Refused(404, f"no such path; try {', '.join(self._routes)}")
         method, answer = route
         if request.method != method:
             raise Refused(405, f"{method} only", allow=method)
@@ -145,7 +145,7 @@ class Front:
 
     async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
         if self.draining:
-            raise Refused(503, "this server is being stopped", "server_error", retry_after="1", connection="close")
+            raise Refused(503, "this server is shutting down", "server_error", retry_after="1", connection="close")
         headers, class_id = self._headers(request), self._class_of(request)
         body: list[bytes] = []
         try:
@@ -194,13 +194,13 @@ class Front:
                     if total > most:
                         raise Refused(413, f"a body may have {most:,} bytes")
                     if self.held_bytes + len(piece) > self.options.most_held_bytes:
-                        raise Refused(429, "too much waits already", "rate_limit_error", retry_after=self._retry_s())
+                        raise Refused(429, "too many bytes wait", "rate_limit_error", retry_after=self._retry_s())
                     body.append(piece)
                     self.held_bytes += len(piece)
         except TimeoutError:
             raise Refused(408, f"the body did not come within {self.options.body_s:g} s") from None
         except web.RequestPayloadError:
-            raise Refused(400, "the body broke off, or is not encoded as HTTP has it") from None
+            raise Refused(400, "the body is incomplete, or not valid HTTP") from None
         if not _is_object(body, total):
             raise Refused(400, "the body is not a JSON object")
 

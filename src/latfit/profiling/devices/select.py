@@ -156,7 +156,7 @@ def open_path(spec: PathSpec) -> Device:
     running = device.facts()["isa"]
     if request.isa not in ("auto", running):
         device.close()
-        found = f"NumPy's BLAS runs float32 on {running or 'kernels that it does not name'} all the same"
+        found = f"NumPy's BLAS runs float32 on {running or 'unknown kernels'} under that cap"
         remedy = "Use --isa auto, or a NumPy built with OpenBLAS (the wheels on PyPI are)."
         raise HardwareMissing(found, where=f"--isa {request.isa}", remedy=remedy)
     return device
