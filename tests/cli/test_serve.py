@@ -191,7 +191,7 @@ def test_who_listens_for_everybody_without_a_token_is_told(host: str, token: str
         signal.raise_signal(signal.SIGTERM)
 
     api.serve("http://127.0.0.1:9", host=host, port=0, token=token, ready=stop)
-    assert ("no token is set" in said[0]) is warned
+    assert ("No token is set" in said[0]) is warned
 
 
 def test_times_come_from_fits_for_requests_of_the_given_lengths() -> None:
