@@ -215,6 +215,11 @@ def check(request: Any) -> None:
         if name in given and not given & set(needed):
             any_of = " or ".join(option_of(type(request), each) for each in needed)
             ignored(option_of(type(request), name), f"there is no {any_of}")
+    for each in declared(type(request)):
+        value, least = getattr(request, each.name), each.option.min if each.option else None
+        if least is not None and isinstance(value, int | float) and value < least:
+            where = option_of(type(request), each.name)
+            raise WrongUsage(f"{value} is too small", where=where, remedy=f"Give {least:g} or more.")
     seed = getattr(request, "seed", None)
     if seed is not None and not (hasattr(seed, "__index__") and 0 <= operator.index(seed) <= MOST_SEED):
         raise WrongUsage(f"{seed!r} is no seed", where="--seed", remedy=f"Give a whole number from 0 to {MOST_SEED}.")

@@ -85,7 +85,6 @@ class ReadOptions(Cluster):
     cells: bool = option("Summarise into weighted cells, in constant memory; always for folders.", False)
     cells_file: Path | None = setting("File in which cells are kept, so that a report finds them again.")
     skip_bad: bool = option("Skip and count unreadable files of a folder.", False)
-    cells_time: Literal["compute", "period", "auto"] = setting("T of cells; auto: mostly the period.", "compute")
     progress: Listener = None
 
 
@@ -93,6 +92,8 @@ class ReadOptions(Cluster):
 class ReadRequest(ReadOptions):
     SHOWN = "format map unit where cells keep drop allow_drops skip_bad"
     source: Sources
+    _: KW_ONLY
+    cells_time: Literal["compute", "period", "auto"] = setting("T of cells; auto: mostly the period.", "compute")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,7 +342,7 @@ class EnginePlanRequest(EngineSettings, Memory):
     SHOWN = "rate lengths ttft tpot e2e replicas hardware fit kv_blocks"
     LACKS = "max_num_seqs max_num_batched_tokens"
     EXCLUDES = (
-        "rate rate_per_s; arrivals users; rate users; lengths arrivals; classes arrivals; "
+        "rate rate_per_s users; arrivals users; lengths arrivals; classes arrivals; arrival_process arrivals; "
         "kv_blocks model_config; fit hardware; transfer replicas; transfer users; gpu_memory kv_memory"
     )
     NEEDS = (

@@ -245,7 +245,8 @@ def read_sources(request: ReadOptions, *, quiet: bool, time: str = "compute") ->
     from latfit.api import read
 
     asked = shared(ReadRequest, request, cells_time=time)
-    kept = Path(f"{Path(asked.source[0].rstrip('/')).name.partition('.')[0] or 'trace'}.cells.parquet")
+    stem = Path(asked.source[0].rstrip("/")).name.partition(".")[0] or "trace"
+    kept = asked.cells_file or Path(f"{stem}.cells.parquet")
     with progress_bar("Reading", quiet=quiet) as advance:
         found = read.of(replace(asked, cells_file=kept, progress=advance))
     cells = found.trace.provenance.get("cells", {})

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from latfit.api.request import given_in, ignored, option, option_of
+from latfit.api.request import given_in, ignored, option, option_of, with_units
 from latfit.api.requests import EnginePlanRequest, PageFolder, PlanRequest
 from latfit.cli.options import OutputOptions, answer, check_files, verb, write_files
 from latfit.cli.output import note, print_answer, progress_bar, say
@@ -39,6 +39,7 @@ def plan(
     latfit plan --rate 4/s --lengths 1000:250 --ttft 1s --tpot 50ms
     latfit plan --sla 20ms --rate 500/s
     """
+    batches = with_units(batches)
     limits = [engines.lengths, engines.e2e, engines.goodput, engines.users]
     if batches.sla is None:
         limits += [engines.ttft, engines.tpot]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from latfit.errors import WrongUsage
-from latfit.fitting.checking.correction_strength import ChosenCorrection, choose_correction
+from latfit.errors import WrongUsage, tell
+from latfit.fitting.checking.correction_strength import MIN_CELLS, MIN_ROWS, ChosenCorrection, choose_correction
 from latfit.fitting.checking.crossval import (
     COLUMN_NAMES,
     EXACT,
@@ -182,6 +182,8 @@ def corrected(
     if not asked and (left_out or not is_auto(wanted)):
         return options, None
     chosen = choose_correction(data, options, theta, always=asked)
+    if asked and chosen is None:
+        tell(f"note: {CORRECTION} has no effect: it takes {MIN_ROWS} rows in {MIN_CELLS} cells (B, S).")
     if chosen is None or chosen.smoothing is None:
         return options, None
     return replace(options, correction=chosen.smoothing), chosen

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import BadInput, WrongUsage, tell
 from latfit.stats import MAD_TO_SIGMA, FloatArray, weighted_quantile
 from latfit.trace.columns import IDENTITY
 from latfit.trace.metadata import CellFacts, facts_of
@@ -109,6 +109,8 @@ def clean(trace: Trace, options: CleanOptions | None = None, *, rows_only: bool 
     options = options or CleanOptions()
     check_reasons(options)
     if WEIGHT in trace:
+        if options.max_ms or options.keep or options.drop:
+            tell("note: --max-t, --keep and --drop have no effect: the rows are cells of steps that were cleaned.")
         return _take_cells(trace)
     fate = np.zeros(len(trace), dtype=np.uint8)
     marked: Counter[str] = Counter()
@@ -240,11 +242,13 @@ def impossible_steps(trace: Trace) -> Mask:
 
 
 def find_duplicate(trace: Trace, _: CleanOptions) -> Mask:
-    """Find rows that repeat run, replica, time and counter as well as B, S and T of an earlier one."""
-    counted = trace.group(("run", "replica", "step")) if "step" in trace else np.arange(len(trace))
-    found = np.full(len(trace), counted.max(initial=-1) + 1 < len(trace))
-    if found.any():  # some counter repeats, as it seldom does: the other columns are slow to number
-        found[np.unique(trace.group(("run", "replica", "step", "t_s", "B", "S", "T_ms")), return_index=True)[1]] = False
+    """Find rows that repeat run, replica, repetition, time and counter as well as B, S and T of an earlier one."""
+    counter = ("run", "replica", "rep", "step")
+    counted = trace.group(counter) if "step" in trace else np.arange(len(trace))
+    if counted.max(initial=-1) + 1 == len(trace):  # as usual; the other columns are slow to number
+        return np.zeros(len(trace), dtype=bool)
+    found = np.isfinite(trace.floats("step"))
+    found[np.unique(trace.group((*counter, "t_s", "B", "S", "T_ms")), return_index=True)[1]] = False
     return found
 
 
@@ -311,7 +315,7 @@ RULES = (
     Rule("zero_time", lambda trace, _: trace.floats("T_ms") == 0),
     Rule("zero_time", find_too_fast, "system"),
     Rule("bad_value", find_bad_value, necessary=True),
-    Rule("duplicate", find_duplicate, "trace"),
+    Rule("duplicate", find_duplicate, "system"),
     Rule("cold_start", lambda trace, _: _flagged(trace, "warmup")),
     Rule("cold_start", find_slow_start, "system"),
     Rule("max_t", lambda trace, options: trace.floats("T_ms") > (options.max_ms or np.inf)),

@@ -94,6 +94,15 @@ class TestOtherRules:
         twice = Trace({name: np.concatenate([column, column[10:30]]) for name, column in trace.columns.items()})
         assert clean(twice).dropped == {"duplicate": 20}
 
+    @pytest.mark.parametrize(
+        "other",
+        [{"hardware": ["A100", "H100"]}, {"rep": [0.0, 1.0]}, {"step": [np.nan, np.nan]}],
+        ids=["system", "repetition", "no counter"],
+    )
+    def test_rows_that_only_look_alike_are_no_duplicates(self, other: dict[str, Any]) -> None:
+        alike = {"step": [0.0, 0.0], "B": [1.0, 1.0], "S": [1.0, 1.0], "T_ms": [10.0, 10.0]}
+        assert clean(Trace({name: np.array(values) for name, values in (alike | other).items()})).dropped == {}
+
     def test_columns_that_contradict_each_other(self) -> None:
         trace = serving_log(20).with_columns(prefill_tokens=np.where(np.arange(20) < 4, 100.0, 0.0))
         assert clean(trace).dropped == {"bad_value": 4}

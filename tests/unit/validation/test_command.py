@@ -101,7 +101,6 @@ def test_strict_makes_a_difference_an_error(folder: Path, capsys: Captured) -> N
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["run.csv"], 2, "--kv-blocks"),
         (["run.csv", "--kv-blocks", 8], 3, "more than the KV cache holds"),
         (["run.csv", "--kv-blocks", 400, "--set", "batching=magic"], 2, "'magic' is no value of batching"),
         (["run.csv", "--kv-blocks", 400, "--max-num-batched-tokens", 9], 2, "a budget of 9 tokens"),

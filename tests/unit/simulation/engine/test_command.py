@@ -76,7 +76,6 @@ def test_prefill_apart_and_replicas(folder: Path, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--engine", "chunked-prefill", "--arrivals", "r.csv", "--fit", "gpu.fit.json"], 2, "--kv-blocks"),
         ([*RECORDED, "--order", "whim"], 2, "'whim' is not one of"),
         ([*RECORDED, "--set", "prefix_hit_rate=1"], 2, "--set prefix_hit_rate"),
         ([*RECORDED, "--set", "acceptance=2", "--set", "draft_tokens=2"], 2, "--set draft_tokens"),
