@@ -20,6 +20,7 @@ Binding = Literal["idle", "sequences", "kv_cache", "token_budget", "steps", "unk
 Effect = Literal["helps", "nothing", "unknown"]
 
 MIN_WAITING_SHARE = 0.5  # of readings with waiting requests, from which on requests are said to wait
+MIN_FULL_SHARE = 0.5  # of those with a full cache, from which on requests are said to wait for it
 FLAT_SHARE = 0.05  # running requests that differ by less from the most show a limit
 KNOWN_LIMIT_SHARE = 0.1  # the same where the limit is known
 NEARLY_ALL = 0.9  # of readings with waiting requests: one that ended makes room until the next step
@@ -80,7 +81,7 @@ def limit_shown(running: Sequence[float]) -> float | None:
 
 def _reach(running: Sequence[float], limit: float, short: float) -> bool:
     """Return whether nearly all running counts are within one, or the share `short`, of a limit."""
-    return sum(n >= limit - max(1.0, short * limit) for n in running) >= NEARLY_ALL * len(running)
+    return sum(n >= limit - max(1.0, short * limit) for n in running) >= NEARLY_ALL * max(len(running), 1)
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class _Readings:
         """Whether requests wait: in enough readings, or on average as many as run (a queue that has just begun)."""
         running, waiting = self.gauge("running"), self.gauge("waiting")
         is_often = sum(value > 0 for value in waiting) >= MIN_WAITING_SHARE * len(waiting)
-        return bool(waiting) and (is_often or _mean(waiting) >= _mean(running))
+        return any(waiting) and (is_often or _mean(waiting) >= _mean(running))
 
     def growing(self) -> float:
         """Return the requests per second by which the queue clearly grew, else 0."""
@@ -117,13 +118,15 @@ class _Readings:
         if math.isfinite(usage):
             cache = f"KV cache at most {format_percent(100 * usage)} full"
         preempted = self.seen.count("preemptions")
-        if preempted > 0 or (self.waits and usage >= FULL):
+        queueing = [each.state for each in self.readings if each.state.waiting > 0]
+        full = sum(state.kv_usage >= FULL for state in queueing)
+        if preempted > 0 or (self.waits and full >= MIN_FULL_SHARE * len(queueing)):
             lost = f"; {number(preempted)} preempted" if preempted > 0 else ""
             return "kv_cache", f"{said}{lost}; {cache}."
         if not self.waits:
             why = "Hardly any request waits: step times determine latency."
             return "steps", f"{said}; {cache}. {why}"
-        queued = [each.state.running for each in self.readings if each.state.waiting > 0]
+        queued = [state.running for state in queueing]
         step = self.seen.mean_step() or {"B": 0.0, "S": 0.0}
         limit, budget = self.known.get(SEQUENCES), self.known.get(BUDGET)
         if limit is not None:
@@ -160,6 +163,8 @@ class _Readings:
         if binding == "kv_cache":
             ways = "gpu_memory_utilization, an fp8 cache, more GPUs"
             cache = "helps", f"more of it ({ways}) starts waiting requests."
+        elif self.waits and usage >= FULL:
+            cache = "unknown", f"up to {format_percent(100 * usage)} used, but not while most requests wait."
         elif math.isnan(usage):
             cache = "unknown", "the engine does not publish its use."
         steps, budget = self.seen.histogram("step_tokens"), known.get(BUDGET)

@@ -57,6 +57,24 @@ def test_a_long_queue_in_few_readings_is_no_freedom_from_limits() -> None:
     assert of(steps).binding == "sequences"
 
 
+@pytest.mark.parametrize("limits", [{}, {"max_num_seqs": 256}])
+def test_light_traffic_between_readings_is_no_limit(limits: dict[str, int]) -> None:
+    """Steps run, but every reading has nothing running and nothing waiting."""
+    steps = steady(30.0, 5, 0.015)
+    runs = (steps.end % 1.0 > 0.3) & (steps.end % 1.0 < 0.5)
+    names = ("end", "seconds", "decoding", "prompts", "prompt_tokens", "waiting", "kv_usage")
+    assert of(Steps(**{name: getattr(steps, name)[runs] for name in names}), limits).binding == "steps"
+
+
+@pytest.mark.parametrize(("seconds", "binding"), [(2.5, "sequences"), (8.5, "kv_cache")])
+def test_a_cache_that_is_full_for_a_moment_is_no_limit(seconds: float, binding: Binding) -> None:
+    steps = steady(30.0, 8, 0.02, waiting=12)
+    steps.kv_usage[(steps.end > 10.5) & (steps.end < 10.5 + seconds)] = 0.95
+    found = of(steps)
+    assert found.binding == binding
+    assert effect(found, "KV cache") == ("helps" if binding == "kv_cache" else "unknown")
+
+
 def test_more_sequences_help_where_the_sequence_limit_binds() -> None:
     found = of(AT_LIMIT)
     assert effect(found, "max_num_seqs") == "helps"
