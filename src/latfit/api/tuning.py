@@ -400,8 +400,6 @@ class Loop:
                 # The engine may allow larger steps than it had: plan with those that it had.
                 self.plan = self.plan_one(max_num_batched_tokens=largest_step)
             is_feasible = self.plan.feasible and not self.plan.result.unsupported
-            # A mean step of a window is smaller than one that holds a prompt, and no size for chunks of prompts.
-            is_feasible = is_feasible and self.plan.engine["max_num_batched_tokens"] >= least
             if is_feasible:
                 break
         assert self.plan is not None
