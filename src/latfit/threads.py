@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
+from latfit.errors import silent
+
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -13,7 +15,7 @@ B = TypeVar("B")
 @contextmanager
 def on_threads(count: int) -> Iterator[ThreadPoolExecutor]:
     """Yield a pool; an error in the block does not wait for running work, which no signal stops."""
-    pool = ThreadPoolExecutor(count)
+    pool = ThreadPoolExecutor(count, initializer=silent.set, initargs=(silent.get(),))
     try:
         yield pool
     except BaseException:
