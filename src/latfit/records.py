@@ -111,16 +111,16 @@ def decode(
     document: Any, make: Callable[[Mapping[str, Any]], T], schema: Any, where: str, what: str, made_by: str = ""
 ) -> T:
     """Check the schema ((key, value), or the value of `schema`), call `make`, and turn errors into BadInput."""
-    remedy = f"Make it again with `{made_by}`." if made_by else "Check how it was made."
+    remedy = f"Make one with `{made_by}`." if made_by else "Check how it was made."
     try:
         if not isinstance(document, Mapping):
             raise ValueError(f"it is no object but {type(document).__name__}")
         name, wanted = schema if isinstance(schema, tuple) else ("schema", schema)
         stated = document.get(name)
-        if wanted is not None and stated != wanted:
+        if stated != wanted:
             if str(stated).partition("/")[0] == str(wanted).partition("/")[0]:
                 remedy = f"It comes from another version of latfit: update latfit. {remedy}"
-            raise ValueError(f"{name} is {stated!r}, not {wanted!r}")
+            raise ValueError(f"{name} is {stated!r}" + (f", not {wanted!r}" if wanted else ""))
         return make(document)
     except LatfitError as error:  # of a part
         raise BadInput(error.found, where=f"{where}, {error.where}", remedy=error.remedy) from None

@@ -42,6 +42,7 @@ def test_a_plan_of_requests_prints_what_its_export_says(steps: Path, capsys: Cap
         ({}, "triton", 2, "latfit plan --sla"),
         ({}, "vllm --shape input:B", 2, "has no effect on vllm"),
         ({"engines": 3}, "vllm", 3, "latfit plan --out plan.json"),
+        ({"kind": "", "schema": "latfit.fit/1"}, "vllm", 3, "not a latfit plan (schema is 'latfit.fit/1')"),
         ({}, "vllm --out missing/vllm.yaml", 7, "Make it: mkdir -p"),
         ({}, "vllm --out out.txt", 2, "Name a folder"),
     ],

@@ -73,7 +73,7 @@ def test_what_is_not_valid_is_one_error_that_says_where(change: dict[str, Any], 
     with pytest.raises(BadInput, match=r"a.json: not a latfit curve") as error:
         Curve.from_json({**CURVE.to_json(), **change}, "a.json")
     assert said in str(error.value)
-    assert str(error.value).endswith("Make it again with `draw`.")
+    assert str(error.value).endswith("Make one with `draw`.")
 
 
 def test_a_list_is_no_record() -> None:
