@@ -24,6 +24,16 @@ class TestPredict:
         assert "outside" in capsys.readouterr().err
         assert latfit("predict", fitted, "-B", 8, "-S", 512, "--strict") == 0
 
+    def test_impossible_combinations_are_left_out_with_a_note(self, fitted: Path, capsys: Captured) -> None:
+        capsys.readouterr()
+        assert latfit("predict", fitted, "-B", 8, "-B", 32, "-S", 8, "-S", 64) == 0
+        assert "1 combination of -B and -S left out" in capsys.readouterr().err
+        assert latfit("predict", fitted, "-B", 8, "-B", 32, "-S", 8, "-S", 64, "--json") == 0
+        printed = capsys.readouterr()
+        rows = json.loads(printed.out)["rows"]
+        assert [(row["B"], row["S"]) for row in rows] == [(8, 8), (8, 64), (32, 64)]
+        assert printed.err == ""
+
 
 class TestEvaluate:
     def test_steps_of_another_machine_are_refused(self, fitted: Path, in_tmp: Path, capsys: Captured) -> None:

@@ -12,13 +12,13 @@ from latfit import reporting
 from latfit.api.answer import Answer, PlainAnswer, State, data_frame
 from latfit.api.reading import columns_in
 from latfit.api.request import ignored
-from latfit.errors import BadInput, FitNotUsable, WrongUsage
+from latfit.errors import BadInput, FitNotUsable, WrongUsage, tell
 from latfit.fitting import Sensitivity, evaluate as score, predict, same_machine
 from latfit.messages import Message, note
 from latfit.model import CONTEXT, SOURCES, FitResult, with_typical_context
 from latfit.stats import FloatArray
 from latfit.trace import COMPUTE, PERIOD, CleanTrace, Trace, data_facts, impossible_steps
-from latfit.units import format_percent
+from latfit.units import count_text, format_percent
 
 MAX_ROWS = 16  # of a table without --verbose
 MAX_REASONS = 3  # in a refusal
@@ -50,8 +50,12 @@ def steps_from(B: Any, S: Any, given: Mapping[str, Any], *, every_combination: b
         named = {"B": B, "S": B if S is None else S, **known}
         columns = {name: np.asarray(value, dtype=np.float64) for name, value in named.items()}
         if every_combination and S is not None:
-            pairs = [(b, s) for b in np.ravel(columns["B"]) for s in np.ravel(columns["S"]) if 1 <= b <= s]
-            columns |= {name: np.array([pair[i] for pair in pairs]) for i, name in enumerate("BS")}
+            B, S = map(np.ravel, np.meshgrid(columns["B"], columns["S"], indexing="ij"))
+            possible = (B >= 1) & (B <= S)
+            columns |= {"B": B[possible], "S": S[possible]}
+            if possible.any() and not possible.all():
+                left_out = count_text(int(np.sum(~possible)), "combination")
+                tell(f"note: {left_out} of -B and -S left out: a step has S >= B >= 1.")
         steps = Trace(dict(zip(columns, map(np.ravel, np.broadcast_arrays(*columns.values())), strict=True)))
     except ValueError as error:
         raise WrongUsage(f"these do not belong together ({error})", where=names, remedy="Use one shape.") from None
