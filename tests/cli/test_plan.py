@@ -76,6 +76,16 @@ def test_what_a_user_gets_wrong(arguments: list[str], code: int, gpu: Path, caps
     assert len(told.strip().splitlines()) >= 2
 
 
+def test_an_infeasible_load_is_explained_once(gpu: Path, capsys: Captured) -> None:
+    assert latfit("plan", "--sla", "20ms", "--rate", "100000/s", "--tokens-per-request", "1") == 5
+    printed = capsys.readouterr()
+    found = re.search(r"(\S+) replicas needed. Capacity (\S+) req/s", printed.out)
+    assert found is not None
+    replicas, capacity = found.groups()
+    assert f"hint: Give --replicas {replicas.replace(',', '')}" in printed.err
+    assert capacity not in printed.err
+
+
 def test_a_rate_needs_lengths_where_steps_depend_on_them(in_tmp: Path, capsys: Captured) -> None:
     write_trace(Path("steps.parquet"), planted_trace(0.03))
     assert latfit("fit", "steps.parquet", "--model", "saturation", "--path", "gpu") == 0
@@ -90,7 +100,10 @@ def test_the_largest_steps_are_three_rows(in_tmp: Path, capsys: Captured) -> Non
     keep(in_tmp, machine(gpu=fit_with([4, 0.1, 0.02], "linear", domain={"B": [1, 256], "S": [1, 4096]})))
     assert latfit("plan", "--sla", "20ms", "--percentile", "90", "--context", "700") == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"decode 133 requests, on gpu prefill 795 tokens, at B = 1 on gpu mixed \d+ \+ \d+ requests", told)
+    assert re.search(r"decode 133 requests without prefill, on gpu prefill 795 tokens, at B = 1 on gpu mixed", told)
+    mixed = re.search(r"mixed (\d+) \+ \d+ requests .* leave room for prefill in each step", told)
+    assert mixed is not None
+    assert f" {mixed[1]} * " in told  # the recommended row
     assert "--lengths 700:250 --ttft p90:1s --tpot p90:20ms" in told
 
 

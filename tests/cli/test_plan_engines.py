@@ -124,6 +124,11 @@ def test_one_replica_less_misses_a_target(fitted: Path, capsys: Captured) -> Non
     assert given["engine"] is None
 
 
+def test_nothing_is_planned_without_a_fit(in_tmp: Path, capsys: Captured) -> None:
+    assert run(["plan", "--fit", "none.fit.json", *LOAD, *LIMITS]) == 3
+    assert capsys.readouterr().err.startswith("error: none.fit.json: no such fit")
+
+
 @pytest.mark.nightly
 def test_a_schedule_of_a_day_that_grows(fitted: Path, in_tmp: Path, capsys: Captured) -> None:
     """Two windows of which the second has four times the requests; growth changes how many come, not when."""

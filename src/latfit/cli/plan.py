@@ -17,6 +17,8 @@ from latfit.errors import SlaOutOfReach, WrongUsage
 if TYPE_CHECKING:
     from latfit.api import Plan
 
+INFEASIBLE = "the plan is infeasible"  # the printed answer says why
+
 
 @verb
 def plan(
@@ -67,14 +69,13 @@ def _plan_engines(
     if batches.sla is not None and request.e2e is not None:
         raise WrongUsage("these contradict each other", where="--sla, --e2e", remedy="Give one of them.")
     request = replace(request, e2e=request.e2e or batches.sla)
-    note("Planned serving engines for requests with lengths.", quiet=output.silent)
     found = answer("plan_engine", request, output, busy="Simulating", **files)
+    note("Planned serving engines for requests with lengths.", quiet=output.silent)
     if not found.feasible:
         limits = [name for name in ("ttft", "tpot", "e2e") if getattr(request, name) is not None]
         more = "more --replicas, " if request.replicas else ""
         where, remedy = ", ".join(f"--{name}" for name in limits), "wider limits, a lower --rate, or faster steps."
-        unmet = f"no plan keeps the targets: {found.result.binding}"
-        raise SlaOutOfReach(unmet, where=where or None, remedy=f"Give {more}{remedy}")
+        raise SlaOutOfReach(INFEASIBLE, where=where or None, remedy=f"Give {more}{remedy}")
     found.check_supported("--fit")
 
 
@@ -94,7 +95,7 @@ def _plan_batches(request: PlanRequest, output: OutputOptions, *, out: Path | No
     if report is not None:
         note(write_report(found.hardware, report, plan=found).summary(), quiet=output.silent)
     if not found.feasible:
-        raise SlaOutOfReach(found.result.binding, where=f"--sla {request.sla}", remedy=found.result.remedy)
+        raise SlaOutOfReach(INFEASIBLE, where=f"--sla {request.sla}", remedy=found.result.remedy)
     found.check_supported(f"--hardware {request.paths}")
 
 

@@ -110,20 +110,17 @@ def name_fastest(rows: Sequence[Alternative]) -> str:
     return f"the best, {best}, needs {format_ms(times[best])}"
 
 
-def suggest_remedy(rows: Sequence[Alternative], shown: Alternative, rate_per_s: float) -> str:
+def suggest_remedy(shown: Alternative, rate_per_s: float) -> str:
     """Say what would make a load feasible."""
     if shown.sustainable_per_s is None:
-        fastest = name_fastest(rows)
-        return f"No rate meets it: {fastest}. Relax the SLA, or make the step faster; replicas do not help."
+        return "Relax the SLA, or make the step faster; replicas do not help."
     above = next(((low, high) for low, high in shown.feasible_per_s if rate_per_s < low), None)
     if above is not None:
         return (
             f"{shown.name} meets it from {format_rate(above[0])} to {format_rate(above[1], down=True)} per replica,"
             " where batches fill: send the load to fewer machines, or relax the SLA."
         )
-    count, most = shown.replicas or 1, format_rate(shown.sustainable_per_s, down=True)
-    carries = f"One replica carries at most {most} within the SLA ({shown.name})"
-    return f"{carries}; this rate needs {count}: --replicas {count}."
+    return f"Give --replicas {shown.replicas or 1}, or relax the SLA."
 
 
 def few_pauses(label: str, noise: StepNoise, T: float, fewest: int = MIN_PAUSES) -> str:

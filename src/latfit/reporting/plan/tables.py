@@ -79,7 +79,7 @@ def _step_numbers(plan: Plan) -> list[KeyNumber]:
     """Return the largest steps: of decode alone, of prefill alone, of both."""
     numbers = []
     if (decode := decode_limit(plan)) is not None:
-        numbers.append(KeyNumber("Decode", count(decode), f"requests, on {plan.engines_path}"))
+        numbers.append(KeyNumber("Decode", count(decode), f"requests without prefill, on {plan.engines_path}"))
     step = max(plan.S_at_B, key=lambda row: row.S_max or 0, default=None)
     if step is not None and step.S_max is not None:
         detail = f"tokens, at B = {count(step.B)} on {step.path}" + " (extrapolated)" * step.extrapolated
@@ -214,7 +214,7 @@ def choices_table(settings: Settings) -> Table:
     """Show the trade-off between sequences and TTFT; a star marks the recommended row."""
     best = settings.max_num_batched_tokens
     return make_table(
-        "More sequences, or a shorter TTFT (* recommended)",
+        "Settings that leave room for prefill in each step (* recommended)",
         settings.choices,
         ("max_num_seqs", lambda row: count(row.max_num_seqs) + " *" * (row.max_num_batched_tokens == best)),
         ("max_num_batched_tokens", "max_num_batched_tokens", count),
