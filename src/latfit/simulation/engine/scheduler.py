@@ -238,7 +238,7 @@ def run(o: Limits, load: Load, s: State) -> tuple[Work, int]:
     work, budget, i = NOTHING, o.budget, 0
     while i < s.i[st.COUNT]:
         left = s.known[i] - s.comp[i]
-        chunk = left + (o.draft if left == 1 else 0)
+        chunk = left + (o.draft if left == 1 and s.gen[i] > 0 else 0)
         if o.batching == st.CHUNKED:
             if left > 1 and o.long_prefill > 0:
                 chunk = min(chunk, o.long_prefill)

@@ -125,6 +125,13 @@ def test_speculation_makes_the_expected_number_of_tokens() -> None:
     assert all_accepted.counters.steps == 1 + 50
 
 
+def test_the_last_token_of_a_prompt_has_no_draft() -> None:
+    """256 tokens of a prompt of 257, the last one, and four tokens in one step."""
+    settings = replace(PLAIN, max_num_seqs=8, max_num_batched_tokens=256, speculation=Speculation(3, 1.0))
+    counters = told(make_requests([0.0], [257], [5]), settings).counters
+    assert (counters.steps, counters.drafted_tokens) == (3, 3)
+
+
 def test_a_draft_costs_its_time() -> None:
     run = told(make_requests([0.0], [4], [3]), replace(PLAIN, speculation=Speculation(1, 0.0, 2.5)))
     assert run.last_ms[0] == 10.0 + 2 * 12.5
