@@ -4,7 +4,8 @@ Derivation: docs/theory/planning.md, "Searching replicas and settings".
 """
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +29,7 @@ NEAR = 1.05  # ratio of value to limit in one replication up to which settings a
 FAR = 1.5  # the same ratio beyond which a token budget is given up after its first batch limits
 FLAT = 1.001  # ratio of neighbouring batch limits' results up to which the limit does not matter
 
-SEQUENCES = tuple(2**k for k in range(2, 13))
+SEQUENCES = tuple(2**k for k in range(13))
 BUDGETS = tuple(2**k for k in range(8, 15))
 CHUNKS = (0, 256, 512, 1024, 2048)  # tokens of a long prompt per step; 0 for no limit
 AXES = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "batching", "order")
@@ -70,7 +71,7 @@ class SearchSpace:
             # Without chunked prefill engines require that a whole sequence fits into a step.
             whole = [{axis: "continuous", threshold: 0}] if at.max_num_batched_tokens >= self.longest_sequence else []
             changes = [{axis: "chunked-prefill"}, *whole]
-        elif axis == "order" and self.classes:
+        elif axis == "order" and self.classes and at.batching != "static":
             changes = [{axis: Order(name)} for name in ("fcfs", "priority")]
         settings = [] if axis in self.fixed else [replace(at, **change) for change in changes]
         return [each for each in settings if each != at]
@@ -170,7 +171,7 @@ class Search:
 
     def least(self, settings: EngineSettings, guess: int | None = None) -> Measured | None:
         """Return the fewest engines that meet the targets with these settings; None if more do not help."""
-        at = guess or self._guess(settings)
+        at = min(guess or self._guess(settings), MOST_REPLICAS)
         most = min(MOST_REPLICAS, IDLE * at)
         found, step, low = self._at(settings, at, FIRST), max(1, round(at * (GALLOP - 1))), 0
         while not found.met:
@@ -196,25 +197,28 @@ class Search:
         if isinstance(self.evaluator.load, RecordedLoad):
             return low, high
 
-        def is_sure(scale: float, *, met: bool) -> bool:
-            measured = self.evaluator.measure(setup, scale)
+        def is_sure(scale: float, *, met: bool, replications: int = MOST) -> bool:
+            measured = self.evaluator.measure(setup, scale, replications=replications)
             return measured.certain and measured.met == met
 
-        while low > LEAST_SCALE and not is_sure(low, met=True):
-            low /= PRECISION
-        verified = self.evaluator.measure(setup, replications=VERIFIED)
-        if verified.met and verified.certain:
-            low = max(low, 1.0)
-        while high < 1 / LEAST_SCALE and not is_sure(high, met=False):
-            high *= PRECISION
-        return low, high
+        least = 1.0 if is_sure(1.0, met=True, replications=VERIFIED) else LEAST_SCALE
+
+        def is_low(k: int) -> bool:
+            scale = low / PRECISION**k
+            return scale <= least or is_sure(scale, met=True)
+
+        def is_high(k: int) -> bool:
+            scale = high * PRECISION**k
+            return scale >= 1 / LEAST_SCALE or is_sure(scale, met=False)
+
+        return max(low / PRECISION ** first_true(is_low), least), high * PRECISION ** first_true(is_high)
 
     def bracket(self, setup: Setup, known: float, replications: int = MOST) -> tuple[float, float]:
         """Return a feasible and an infeasible load, PRECISION apart; `known` is tried first."""
         low, high, factor, at = 0.0, math.inf, GALLOP, known
         while math.isinf(high) or low == 0.0:
             if not LEAST_SCALE < at < 1 / LEAST_SCALE:
-                return low, at
+                return max(low, LEAST_SCALE), at
             if self.evaluator.measure(setup, at, replications=replications).met:
                 low, at = at, at * factor
             else:
@@ -283,6 +287,14 @@ class Search:
 
     def _at(self, settings: EngineSettings, replicas: int, replications: int = MOST) -> Measured:
         return self.evaluator.measure(Setup(settings, replicas), replications=replications)
+
+
+def first_true(holds: Callable[[int], bool]) -> int:
+    """Return the smallest k >= 0 from which on a condition holds, by exponential search."""
+    most = 0
+    while not holds(most):
+        most = max(1, 2 * most)
+    return bisect_left(range(most), True, min(most // 2 + 1, most), key=holds)
 
 
 def within_measured(setup: EngineSetup, load: Load, fits: Sequence[FitResult]) -> EngineSettings:

@@ -58,3 +58,9 @@ def test_a_share_is_the_first_engines_of_all_to_the_last_bit() -> None:
 def test_too_many_are_refused_with_a_part_to_plan() -> None:
     with pytest.raises(WrongUsage, match=r"up to 4,096"):
         Search(many_servers(500.0, 50.0), ONE, FIXED).run()
+
+
+def test_a_guess_of_more_than_are_planned_is_no_answer() -> None:
+    """On 8,192 replicas requests do not meet; on 4,096, of which each is busy for 98 % of the time, 7 % wait."""
+    evaluator = replace(many_servers(400.0, 10.01), requests=3_000)
+    assert Search(evaluator, ONE, FIXED)._verified(ONE, 2 * MOST_REPLICAS) is None

@@ -18,7 +18,7 @@ from latfit.simulation import (
     linear_costs,
 )
 from latfit.stats import FloatArray
-from latfit.workload import Constant, OpenLoad, Poisson, RecordedLoad, make_requests
+from latfit.workload import Constant, OpenLoad, Poisson, RecordedLoad, make_requests, parse_lengths
 
 SERVICE_MS = 10.0
 ONE = EngineSettings(max_num_seqs=1, kv_blocks=1001, asynchronous=False, padded_graphs=False)
@@ -136,3 +136,48 @@ def test_a_replica_count_is_refused_only_where_no_setting_meets_the_targets() ->
     assert not judge.measure(Setup(start, least)).met
     assert found.best.setup.replicas == least
     assert judge.measure(found.best.setup).met
+
+
+def test_a_batch_of_two_is_found() -> None:
+    """Steps of 10 + 5 B ms: 90 tokens/s are more than one request gets (66.7) and less than two (100), at 20 ms each;
+    three would take 25 ms."""
+    evaluator = Evaluator(
+        OpenLoad(Poisson(0.09 / 60), Constant(100, 60)),
+        linear_costs(10.0, 5.0, 0.0),
+        Targets((RequestTarget("ttft", 60_000.0), RequestTarget("tpot", 22.0))),
+        requests=3_000,
+    )
+    space = SearchSpace(EVERYTHING - {"max_num_seqs"}, 16)
+    found = Search(evaluator, replace(ONE, max_num_seqs=16), space, replicas=1).run()
+    assert found.best is not None
+    assert found.best.met
+    assert found.best.setup.settings.max_num_seqs == 2
+
+
+def test_static_batches_of_classes_are_searched_in_their_order() -> None:
+    """The engine refuses every other one."""
+    space = SearchSpace(frozenset({"batching"}), longest=1, longest_sequence=1, classes=True)
+    assert space.alternatives(replace(ONE, batching="static"), "order") == []
+    assert [each.order.name for each in space.alternatives(ONE, "order")] == ["priority"]
+
+
+def test_a_limit_within_the_noise_of_a_request_alone_ends_the_search_for_a_certain_load() -> None:
+    """Steps take 10 ms whatever they hold: the median latency is that of the lengths at any load."""
+    settings = EngineSettings(max_num_seqs=64, kv_blocks=100_000, asynchronous=False)
+    load, targets = (
+        OpenLoad(Poisson(0.01), parse_lengths("10:100:0.6")),
+        Targets((RequestTarget("latency", 860.0, 50.0),)),
+    )
+    evaluator = Evaluator(load, linear_costs(10.0, 0.0, 0.0), targets)
+    low, _ = Search(evaluator, settings, FIXED).spare(Setup(settings))
+    assert low <= 1.0
+    assert evaluator.work["setups"] < 50
+
+
+def test_requests_that_come_at_once_are_planned() -> None:
+    """80 requests at each of two moments, one at a time: no rate spares a replica for each."""
+    load = RecordedLoad(make_requests(np.repeat([0.0, 1e6], 80), 1, 1))
+    evaluator = Evaluator(load, linear_costs(SERVICE_MS, 0.0, 0.0), Targets((RequestTarget("ttft", 15.0),)))
+    found = Search(evaluator, ONE, FIXED).run()
+    assert found.best is not None
+    assert found.best.setup.replicas == 80
