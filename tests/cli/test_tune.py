@@ -142,6 +142,7 @@ def real_vllm(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 def test_a_real_vllm_is_tuned(real_vllm: list[str], in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Wide limits, which a busy machine keeps too."""
     load = ["--rate", "2/s", "--lengths", "60:20:0.5", "--ttft", "20s", "--tpot", "2s", "--load", "20s"]

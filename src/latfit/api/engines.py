@@ -230,7 +230,7 @@ def engine_costs(request: Any, *, scatter: bool) -> tuple[simulation.StepCosts, 
     if fit is not None:
         name, path = str(fit)[:200], ExecutionPath("engine", as_fit(fit).result)
     else:
-        found = profile_of(hardware).first_of(("gpu",))
+        found = profile_of(hardware).engine_path
         if found is None:
             raise BadInput("there is no gpu path", where=str(hardware), remedy="Name the engine's fit with --fit.")
         name, path = found.label, found

@@ -151,7 +151,7 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
     setup = engine_settings_of(measured, batching=batching, **given)
     origin = setup.origin.get("kv_blocks")
     kv = f"{setup.settings.kv_blocks:,} blocks ({origin})" if origin else ""
-    path = None if measured or fit is not None else profile_of(request.hardware).first_of(("gpu",))
+    path = None if measured or fit is not None else profile_of(request.hardware).engine_path
     nominal = [] if path is None else [path.fit]
     start = planning.within_measured(setup, load, measured or nominal)
     asked = planning.ServingRequest(

@@ -158,10 +158,13 @@ def validate(request: ValidateRequest) -> Validation:
     counted = len(measured) if server is None or found.watched else server.requests
     others = abs(counted - len(measured)) > MAX_OTHERS * len(measured)
     warnings = [
+        *(
+            message("engine_setup", what=each.text, option=f"If not so, give {each.option or 'options'}.")
+            for each in setup.notes
+        ),
         *([] if apart is None else [apart]),
         *(message("left_out", what=note) for note in measured.notes),
         *([message("other_requests", counted=counted, requests=len(measured))] if others else []),
-        *(message("engine_setup", what=each.text, option=each.option or GIVE_OPTIONS) for each in setup.notes),
         *(message("engine_setup", what=each, option=GIVE_OPTIONS) for each in fits.notes),
         *validation.cautions_about(fits.decode.result, prefill, found.run, settings),
     ]
@@ -174,7 +177,9 @@ def validate(request: ValidateRequest) -> Validation:
         windows = validation.recorded_window_speed(watch, fits.results)
         if windows is not None and windows.has_changed:
             speed = validation.run_speed(measured, costs, settings, how, (windows, []))
-    foreign = validation.not_of_machine(fits.results, found if speed is None else speed.at_speed)
+    # Requests that wait for an unknown cache's blocks are not simulated, and steps seem to be of another speed.
+    is_known = setup.origin.get("kv_blocks") is not None
+    foreign = validation.not_of_machine(fits.results, found if speed is None else speed.at_speed) if is_known else ""
     return Validation(found, setup, warnings, foreign, speed)
 
 

@@ -25,12 +25,14 @@ MEAN_TO_SD = math.sqrt(math.pi / 2)
 
 
 def widen(fit: FitResult, error: float) -> FitResult:
-    """Return a fit that holds a mean error of its times as well, without its baselines, which are of one machine."""
+    """Return a fit that holds a mean error of its times as well, without what only one machine shows: baselines, and
+    the error beside the noise of repeated steps."""
     sd, tested = MEAN_TO_SD * math.log1p(error), fit.cross_validation
     if tested.errors is not None:
         tested = structs.replace(tested, errors=_add(tested.errors, error))
     wider, draws = _widen_limits(fit.intervals, sd), _scale_draws(fit, sd)
-    return replace(fit, intervals=wider, draws=draws, cross_validation=tested, baselines={})
+    diagnostics = structs.replace(fit.diagnostics, lack_of_fit=None)
+    return replace(fit, intervals=wider, draws=draws, cross_validation=tested, baselines={}, diagnostics=diagnostics)
 
 
 def scale_times(fit: FitResult, names: tuple[str, ...], values: FloatArray, factors: FloatArray) -> FloatArray:

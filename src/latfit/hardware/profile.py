@@ -132,6 +132,12 @@ class HardwareProfile(Record, frozen=True, tag_field="schema", tag="latfit.hardw
     def first_of(self, names: tuple[str, ...]) -> ExecutionPath | None:
         return next((self.paths[name] for name in names if name in self.paths), None)
 
+    @property
+    def engine_path(self) -> ExecutionPath | None:
+        """The path of a serving engine: gpu, or the only one."""
+        only = next(iter(self.paths.values())) if len(self.paths) == 1 else None
+        return self.paths.get("gpu", only)
+
     def __repr__(self) -> str:
         return f"<HardwareProfile {', '.join(path.label for path in self.paths.values()) or 'without paths'}>"
 

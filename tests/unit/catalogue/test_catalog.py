@@ -165,3 +165,12 @@ def test_a_model_is_named_by_its_config(tmp_path: Path) -> None:
     one = np.ones(1)
     measured = fit_of(all_entries()["h200/llama-3.1-8b"]).latency_ms(one, one)
     assert scaled.latency_ms(one, one) / measured == pytest.approx(3.213 / 8.03, rel=0.05)
+
+
+def test_a_plan_on_a_gpu_of_the_catalogue_is_supported() -> None:
+    """The allowance for another machine is no misfit: the entry's own error is 0.9 %."""
+    found = latfit.plan_engine(
+        "catalog:h100/llama-3.1-8b", rate="20/s", lengths="500:200", ttft="500ms", tpot="50ms", replicas=1
+    )
+    assert found.feasible
+    assert not found.result.unsupported

@@ -186,3 +186,11 @@ def test_a_fit_file_says_what_it_is_of(tmp_path: Path) -> None:
     known = Hardware({"gpu": tmp_path / "a.fit.json"})
     with pytest.raises(WrongUsage, match="hardware NVIDIA H100, not A100"):
         known.add("gpu", tmp_path / "b.fit.json")
+
+
+def test_an_engine_runs_on_the_gpu_or_on_the_only_path() -> None:
+    amx = nominal_path("amx", parse_nominal("p50=2ms"))
+    profile = HardwareProfile().with_path(amx)
+    assert profile.engine_path is profile.paths["amx"]
+    assert profile.with_path(NOMINAL).engine_path is not profile.paths["amx"]
+    assert profile.with_path(nominal_path("cpu", parse_nominal("p50=3ms"))).engine_path is None
