@@ -178,9 +178,9 @@ class StepRecorder:
                 self._drop()
                 return
             end_s = monotonic() if ended_s is None else ended_s
-            self._rows.append(_pack(end_s - self._origin - step[1] * 1e-3, *step))
             if self._thread is None:
                 self._start()
+            self._rows.append(_pack(end_s - self._origin - step[1] * 1e-3, *step))
         except Exception as error:  # noqa: BLE001  the engine must outlive whatever its numbers are
             self.refuse(error)
 
@@ -250,10 +250,9 @@ class StepRecorder:
         self._at_exit: Finalize | None = None
 
     def _start(self) -> None:
-        self._thread = threading.Thread(
-            target=self._write_until_closed, name=f"latfit-trace-{self.replica}", daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._write_until_closed, name=f"latfit-trace-{self.replica}", daemon=True)
+        thread.start()
+        self._thread = thread
         # Not an atexit function: those don't run in the processes that `multiprocessing` forks, finalizers do.
         self._at_exit = Finalize(None, self.close, exitpriority=10)
 

@@ -203,6 +203,21 @@ class TestTheEngineComesFirst:
         assert trace["T_ms"].tolist() == [1.0, 2.0]
         assert trace.provenance["rows_refused_so_far"] == len(strange)
 
+    def test_a_thread_that_cannot_be_started_is_tried_again(
+        self, tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=2, max_pending=0))
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            feed(recorder, 3)
+        feed(recorder, 2, start=3)
+        recorder.close()
+        assert steps_in(tmp_path) == [3, 4]
+        assert recorder.rows_refused == 3
+
 
 @pytest.fixture(autouse=True)
 def _warnings_are_caught(caplog: pytest.LogCaptureFixture) -> None:
