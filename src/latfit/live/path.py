@@ -93,9 +93,9 @@ class LivePath:
     def record_failure(self, now: float, *, is_lost: bool) -> None:
         """Note a batch that failed. is_lost: the next one would wait in vain."""
         self.failed_batches += 1
+        self._is_tried = False
         if now < self.open_until_ms:  # it ran while another one opened the breaker
             return
-        self._is_tried = False
         self._failures += 1
         if is_lost and self.executor.is_probed:
             self._misses = MAX_MISSES

@@ -151,14 +151,20 @@ class Router:
 
     async def start(self) -> None:
         """Start the executors and run each bucket once with the example. Raises what an executor raises."""
-        await asyncio.gather(*(path.executor.start() for path in self.paths))
-        if self.options.example is not None:
-            await asyncio.gather(*(self._warm_up(path.executor) for path in self.paths))
-        decide(self.policy.code, self.policy.parameters, self._times, np.zeros(VIEW))  # compiled before traffic
-        if not self._probes:
-            probed = [path for path in self.paths if path.executor.is_probed]
-            await asyncio.gather(*map(self._probe, probed))
-            self._probes = [asyncio.create_task(self._keep_probing(path)) for path in probed]
+        try:
+            started = await asyncio.gather(*(path.executor.start() for path in self.paths), return_exceptions=True)
+            for error in filter(None, started):
+                raise error
+            if self.options.example is not None:
+                await asyncio.gather(*(self._warm_up(path.executor) for path in self.paths))
+            decide(self.policy.code, self.policy.parameters, self._times, np.zeros(VIEW))  # compiled before traffic
+            if not self._probes:
+                probed = [path for path in self.paths if path.executor.is_probed]
+                await asyncio.gather(*map(self._probe, probed))
+                self._probes = [asyncio.create_task(self._keep_probing(path)) for path in probed]
+        except BaseException:
+            await self.close()
+            raise
         self._is_open, self._is_draining = True, False
 
     async def submit(
@@ -280,14 +286,14 @@ class Router:
         while self.waiting:
             action, take, until, skip = self._decide(now)
             if action == WAIT:
-                self._ask_at = skip
-                self._wake_in(until - now)
-                return
+                break
             path = self.paths[MAIN if action == SERVE_MAIN else SIDE]
             self._begin(path, self._queue.take(take, now, skip), now)
-        self._ask_at = 1
-        self._wake_in(math.inf)
-        if not self._running:
+        else:
+            until, skip = math.inf, 1
+        self._ask_at = skip
+        self._wake_in(until - now)
+        if not (self.waiting or self._running):
             self._idle.set()
 
     def _wake_in(self, wait_ms: float) -> None:
@@ -370,11 +376,11 @@ class Router:
         path, now = batch.path, self._now_ms()
         _cancel(batch.limit)
         path.busy_ms += now - batch.began_ms
+        again = [] if error is None else [each for each in batch.requests if _is_retried(each, error)]
+        for request in reversed(again):
+            self._queue.put_back(request)
         for place, request in enumerate(batch.requests):
-            is_given_up = request.state is State.ENDED
-            if error is not None and not is_given_up and request.retry is not None and request.retry(error):
-                self._queue.put_back(request)
-            else:
+            if request not in again:
                 self._end(request, error if error is not None else outputs[place], now)
         is_lost = isinstance(error, ExecutorTimedOut | ExecutorLost)
         if error is None:
@@ -424,13 +430,20 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
         timer.cancel()
 
 
-def _call(listeners: Sequence[Callable[..., None]], *arguments: Any) -> None:
-    for listener in listeners:
+def _call(functions: Sequence[Callable[..., Any]], *arguments: Any) -> list[Any]:
+    """Call functions that are anybody's code; return what those that do not fail return."""
+    found = []
+    for function in functions:
         try:
-            listener(*arguments)
-        except Exception as error:  # noqa: BLE001 (a listener is anybody's code)
-            context = {"message": "a listener of the router failed", "exception": error}
+            found.append(function(*arguments))
+        except Exception as error:  # noqa: BLE001
+            context = {"message": "a function that the router calls failed", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
+    return found
+
+
+def _is_retried(request: Request, error: ExecutorFailed) -> bool:
+    return request.state is not State.ENDED and request.retry is not None and any(_call([request.retry], error))
 
 
 def _no_path() -> NoPath:

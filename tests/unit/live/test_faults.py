@@ -17,6 +17,7 @@ from latfit.live import (
     ExecutorFailed,
     ExecutorLost,
     ExecutorTimedOut,
+    NoPath,
     QueueFull,
     Request,
     Router,
@@ -276,6 +277,88 @@ async def test_a_sender_that_left_says_nothing_of_the_path() -> None:
         with pytest.raises(Abandoned):  # which was to try the path
             await router.submit(0)
         assert await router.submit(1) == 1
+
+
+async def test_a_batch_that_is_retried_keeps_its_order() -> None:
+    executor = FaultyExecutor(lambda k: ExecutorLost("gone", where="gpu", remedy="") if k == 1 else None)
+    async with told([executor], greedy()) as (router, _):
+        retrying = [asyncio.ensure_future(router.submit(i, retry=lambda _: True)) for i in range(5)]
+        assert await asyncio.gather(*retrying) == list(range(5))
+    assert executor.batches == [[0], [1, 2, 3, 4], [1, 2, 3, 4]]
+
+
+async def test_a_retry_that_fails_is_none() -> None:
+    def breaks(_: BaseException) -> bool:
+        raise ZeroDivisionError
+
+    reported: list[Any] = []
+    async with told([FaultyExecutor(lambda k: ValueError("no") if k == 0 else None)], greedy()) as (router, _):
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
+        with pytest.raises(ExecutorFailed, match="no"):
+            await asyncio.wait_for(router.submit(0, retry=breaks), 1.0)
+        assert await asyncio.wait_for(router.submit(1), 1.0) == 1
+    assert [type(each) for each in reported] == [ZeroDivisionError]
+
+
+async def test_draining_ends_though_every_path_is_down() -> None:
+    executor = FaultyExecutor(lambda k: ValueError("no"))
+    executor.largest = 1
+    async with told([executor], gpu_only(Limits(1)), patience_ms=1000.0) as (router, _):
+        tasks = [asyncio.ensure_future(router.submit(i)) for i in range(10)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(router.drain(), 60.0)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(each) for each in outcomes} == {ExecutorFailed, NoPath}
+
+
+async def test_a_path_is_tried_again_though_a_recovery_failed_during_the_last_trial() -> None:
+    """One of two servers is lost and cannot be started; meanwhile a batch on the other one fails as a trial."""
+
+    class Troubled(ExactExecutor):
+        async def execute(self, inputs: list[Any]) -> Sequence[Any]:
+            if inputs == ["is lost"]:
+                raise ExecutorLost("gone", where="gpu", remedy="")
+            await super().execute(inputs)
+            if inputs == ["fails"]:
+                await asyncio.sleep(0.1)
+                raise ValueError("no")
+            return inputs
+
+        async def recover(self) -> None:
+            await asyncio.sleep(0.6)
+            raise OSError("no memory")
+
+    async with told([Troubled("gpu", TIMES, servers=2)], greedy()) as (router, _):
+        with pytest.raises(ExecutorLost):
+            await router.submit("is lost")
+        await asyncio.sleep(0.55)
+        with pytest.raises(ExecutorFailed, match="no"):
+            await router.submit("fails")
+        assert clock_s() > 0.6
+        assert await asyncio.wait_for(router.submit("runs"), 4.0) == "runs"
+
+
+async def test_nothing_is_left_running_where_a_path_does_not_start() -> None:
+    class Starting(ExactExecutor):
+        started = False
+
+        async def start(self) -> None:
+            await asyncio.sleep(1.0)
+            self.started = True
+
+        async def close(self) -> None:
+            self.started = False
+
+    class Broken(ExactExecutor):
+        async def start(self) -> None:
+            raise ExecutorFailed("no weights", where="cpu", remedy="")
+
+    other = Starting("gpu", TIMES)
+    with pytest.raises(ExecutorFailed, match="no weights"):
+        async with told([other, Broken("cpu", SIDE_TIMES)], both()):
+            pass
+    await asyncio.sleep(2.0)
+    assert not other.started
 
 
 @pytest.mark.parametrize("ending", ["served", "router drains", "sender leaves"])
