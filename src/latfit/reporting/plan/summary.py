@@ -61,7 +61,7 @@ def plan_summary(plan: Plan) -> PlanSummary:
 def engine_line(plan: Plan) -> str:
     """Return the command that starts an engine with the plan's settings; empty if there are none."""
     usable = plan.settings is not None and _is_usable(plan)
-    return start_line(_engine_key(plan), plan.engines) if usable else ""
+    return start_line(_engine_key(plan), plan.engines, model="MODEL") if usable else ""
 
 
 def _is_usable(plan: Plan) -> bool:
