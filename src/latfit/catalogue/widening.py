@@ -25,8 +25,8 @@ MEAN_TO_SD = math.sqrt(math.pi / 2)
 
 
 def widen(fit: FitResult, error: float) -> FitResult:
-    """Return a fit that holds a mean error of its times as well, without what only one machine shows: baselines, and
-    the error beside the noise of repeated steps."""
+    """Return a fit whose limits and errors hold a mean error of its times as well, without baselines and the check
+    against repeated steps, which are of the measured machine."""
     sd, tested = MEAN_TO_SD * math.log1p(error), fit.cross_validation
     if tested.errors is not None:
         tested = structs.replace(tested, errors=_add(tested.errors, error))

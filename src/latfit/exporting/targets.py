@@ -13,7 +13,7 @@ from latfit.exporting.files import Exported, Wanted
 
 @dataclass(frozen=True)
 class Target:
-    """module: of the function, by its whole name.  takes: options beside the plan."""
+    """What a plan can be exported to. module: of the function, whole.  takes: options beside the plan."""
 
     title: str
     module: str

@@ -23,7 +23,7 @@ TIMEOUT_FACTOR, MIN_TIMEOUT_MS = 20.0, 1000.0  # time limit of a batch: TIMEOUT_
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """free_ms: when it is, or was, expected to be free; infinite until a lost one has recovered."""
+    """A slot of an executor. free_ms: when it is expected to be free; infinite until a lost one has recovered."""
 
     is_busy: bool = False
     free_ms: float = -math.inf

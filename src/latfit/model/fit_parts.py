@@ -119,7 +119,7 @@ class Cliff(Record, frozen=True):
 
 
 class Cliffs(Record, frozen=True):
-    """tested: boundaries between neighbouring sizes. level: probability of any false cliff."""
+    """Cliffs that were found. tested: boundaries between neighbouring sizes. level: probability of any false cliff."""
 
     found: Sequence[Cliff] = ()
     tested: int = 0

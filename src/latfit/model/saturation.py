@@ -56,7 +56,7 @@ def saturation_curvature(k: float, x: FloatArray, g: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class Saturation:
-    """grows: whether the work grows by gamma_B and gamma_S."""
+    """The saturating model at the heart. grows: whether the work grows by gamma_B and gamma_S."""
 
     grows: bool = False
     columns: tuple[str, ...] = ("B", "S")

@@ -39,7 +39,7 @@ class DriftTest(NamedTuple):
 def find_warnings(
     result: ProfileResult, load: LoadReading | None, device: Mapping[str, Any], design: str = "grid"
 ) -> list[Message]:
-    """device: its facts. The adaptive design leaves cells out, and measures others once."""
+    """Return what makes a profile less certain; the adaptive design leaves out cells on purpose. device: its facts."""
     found = []
     threads, most = device.get("threads"), sensible_threads()
     if load is not None and load.other_cpus > load.spare_cpus + MAX_OTHER_CPUS:

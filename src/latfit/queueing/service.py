@@ -15,7 +15,7 @@ EXPONENTIAL_POINTS = 20_000
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """at: typical T in ms (n,) of batches (n,). noise: None where each takes T(b). fixed_ms: added without noise."""
+    """How long batches take. at: typical T in ms (n,). noise: None where each takes T(b). fixed_ms: added to it."""
 
     at: Callable[[FloatArray], FloatArray]
     max_batch: int

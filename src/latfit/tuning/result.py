@@ -74,8 +74,8 @@ class Tuning(Record, frozen=True, kw_only=True):
             text = "The engine wrote no single steps: settings rest on means over windows and are cautious"
             remedy = "vLLM writes them if latfit is installed in its environment and `latfit tune` starts it."
             found.append(message("window_means", what=text, remedy=remedy))
-        missed = [run for run in (self.tried,) if run is not None and not run.kept]
-        if slower := [each.name for run in missed for each in run.figures if not each.as_planned]:
+        missed = () if self.tried is None or self.tried.kept else self.tried.figures
+        if slower := [each.name for each in missed if not each.as_planned]:
             found.append(message("not_as_planned", names=", ".join(slower)))
         return found
 

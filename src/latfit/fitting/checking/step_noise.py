@@ -140,7 +140,7 @@ def with_noise(intervals: Mapping[str, Any], data: FitData, log_ratio: FloatArra
     ratio = np.exp(log_ratio)
 
     def noise(asked: NDArray[np.bool_], entry: Mapping[str, Any]) -> dict[str, Any] | None:
-        """entry: intervals of the phase; its `in_time_share` is the number of independent steps per step."""
+        """Return the noise of these steps. entry: their intervals, with `in_time_share`, independent steps per step."""
         if not asked.any():
             return None
         steps = Steps((data.observed / ratio)[asked], data.observed[asked], data.weights[asked])

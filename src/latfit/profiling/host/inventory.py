@@ -47,7 +47,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Inventory:
-    """isa: instruction set → why it cannot be used, empty if it can. packages: versions, None if not installed."""
+    """What this machine has. isa: why an instruction set cannot be used, else empty. packages: versions, or None."""
 
     machine: Mapping[str, Any]
     isa: Mapping[str, str]
