@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -88,6 +89,19 @@ def test_an_engine_that_dies_under_load_is_named(in_tmp: Path, capsys: pytest.Ca
     told = " ".join(capsys.readouterr().err.split())
     assert "the engine ended with exit code 9" in told
     assert "engine-1.log" in told
+
+
+def test_a_terminated_tune_leaves_no_engine(in_tmp: Path) -> None:
+    port = free_port()
+    words = [sys.executable, "-m", "latfit", "tune", *LOAD, "--load", "2s", "--", *SMALL, "--port", str(port)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if line.startswith("Sending"):
+                child.terminate()
+        assert child.wait() == 130
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port))
 
 
 @pytest.mark.nightly

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -324,11 +325,9 @@ def tune(request: requests.TuneRequest, output: OutputOptions) -> None:
         if not sys.stdin.readline():
             raise WrongUsage("nobody is there to restart the engine", where="stdin", remedy="Run it in a terminal.")
 
-    def tell(text: str) -> None:
-        note(text, quiet=output.silent)
-
-    token = os.environ.get(requests.ENGINE_TOKEN) or None
-    found = answer("tune", replace(request, token=token, restart=ask, progress=tell), output)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the engine that was started ends, as by Ctrl-C
+    given: dict[str, Any] = {"token": os.environ.get(requests.ENGINE_TOKEN) or None, "restart": ask}
+    found = answer("tune", replace(request, **given, progress=lambda text: note(text, quiet=output.silent)), output)
     if found.result.runs:
         note(f"Wrote {request.out}: traces, fit, plan, settings and logs.", quiet=output.silent)
     if not request.dry_run and not found.kept:
