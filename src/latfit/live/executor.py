@@ -20,6 +20,10 @@ Run = Callable[[list[Any]], Sequence[Any]]
 """Return one output for each input of a batch; an output that is an exception fails its own request only."""
 
 
+Batches = queue.SimpleQueue[tuple[list[Any], "asyncio.Future[Sequence[Any]]"] | None]
+"""Inputs and where the outputs go; None ends a thread."""
+
+
 class ExecutorFailed(LatfitError):
     """A batch could not be run."""
 
@@ -86,13 +90,14 @@ class ThreadExecutor(Executor):
         super().__init__(name, largest, servers, buckets)
         self._runs = [run] * servers
         self._serving: list[asyncio.Future[Sequence[Any]] | None] = [None] * servers  # the last batch of each server
-        self._work: queue.SimpleQueue[tuple[list[Any], asyncio.Future[Sequence[Any]]] | None] = queue.SimpleQueue()
+        self._work: Batches = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._returns: dict[asyncio.Future[Sequence[Any]], asyncio.Future[None]] = {}  # of the batches that run
 
     async def start(self) -> None:
         for server in range(len(self._threads), self.servers):
-            thread = threading.Thread(target=self._serve, args=(server,), name=f"latfit-{self.name}", daemon=True)
+            arguments = (server, self._work)
+            thread = threading.Thread(target=self._serve, args=arguments, name=f"latfit-{self.name}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -112,9 +117,10 @@ class ThreadExecutor(Executor):
         for _ in self._threads:
             self._work.put(None)
         self._threads.clear()
+        self._work = queue.SimpleQueue()  # a thread that hangs takes its end from the old one
 
-    def _serve(self, server: int) -> None:
-        while (work := self._work.get()) is not None:
+    def _serve(self, server: int, batches: Batches) -> None:
+        while (work := batches.get()) is not None:
             inputs, answer = work
             self._serving[server] = answer
             outputs: list[Any] = []

@@ -244,6 +244,7 @@ class Router:
         await asyncio.gather(*(path.executor.close() for path in self.paths))
 
     def drop_all(self) -> None:
+        """End every request that waits or runs; whatever still computes has lost its server."""
         self._drop_waiting(_closed())
         running, self._running = self._running, set()
         for batch in running:
@@ -252,7 +253,9 @@ class Router:
             _cancel(batch.limit)
             for request in batch.requests:
                 self._end(request, _closed(), self._now_ms())
-        self._idle.set()
+        for path in self.paths:
+            path.free_servers()
+        self._dispatch()
 
     def _drop_waiting(self, error: LatfitError) -> None:
         now = self._now_ms()
@@ -377,6 +380,8 @@ class Router:
         _cancel(batch.limit)
         path.busy_ms += now - batch.began_ms
         again = [] if error is None else [each for each in batch.requests if _is_retried(each, error)]
+        if batch not in self._running:  # `retry` dropped all
+            return
         for request in reversed(again):
             self._queue.put_back(request)
         for place, request in enumerate(batch.requests):
@@ -392,7 +397,7 @@ class Router:
             path.record_failure(now, is_lost=is_lost)
             self._failing_since = min(self._failing_since, now)
         _call(self.batch_listeners, path, len(batch.requests), batch.began_ms, now, error is None)
-        if is_lost:
+        if is_lost and batch in self._running:  # not dropped by a listener
             batch.server.free_ms = math.inf  # until its executor has recovered
             batch.work = asyncio.ensure_future(self._recover(batch, batch.work))
             self._dispatch(now)  # the other path serves meanwhile

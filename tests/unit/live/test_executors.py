@@ -15,6 +15,7 @@ import pytest
 from latfit.errors import WrongUsage
 from latfit.live import (
     AsyncExecutor,
+    Closed,
     ExecutorFailed,
     ExecutorLost,
     ExecutorTimedOut,
@@ -129,6 +130,26 @@ async def test_a_thread_that_hangs_gives_its_server_back_when_it_returns() -> No
         assert not later.done()
         released.set()
         assert await asyncio.wait_for(later, 30) == "later"
+
+
+async def test_a_router_serves_again_after_a_drain_that_a_hanging_thread_cut_short() -> None:
+    released = threading.Event()
+
+    def waits(inputs: list[Any]) -> Sequence[Any]:
+        if inputs == ["hang"]:
+            released.wait(30)
+        return inputs
+
+    router = Router([ThreadExecutor("cpu", waits, 8)], [TIMES], gpu_only(Limits(8)))
+    await router.start()
+    hangs = asyncio.ensure_future(router.submit("hang"))
+    await asyncio.sleep(0.05)
+    await router.close(within_s=0.0)
+    with pytest.raises(Closed):
+        await hangs
+    async with router:
+        assert await asyncio.wait_for(router.submit("after"), 5) == "after"
+    released.set()
 
 
 @pytest.mark.timeout(120)

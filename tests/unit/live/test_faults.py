@@ -240,6 +240,9 @@ async def test_draining_that_takes_too_long_tells_everybody() -> None:
         assert not await router.drain(within_s=1.0)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(each) for each in outcomes] == [Closed] * 12
+        await router.start()
+        executor.fault = lambda k: None
+        assert await asyncio.wait_for(router.submit("after"), 1.0) == "after"
 
 
 @pytest.mark.parametrize(
@@ -359,6 +362,26 @@ async def test_nothing_is_left_running_where_a_path_does_not_start() -> None:
             pass
     await asyncio.sleep(2.0)
     assert not other.started
+
+
+@pytest.mark.parametrize("lost", [ExecutorLost, ExecutorFailed])
+@pytest.mark.parametrize("by", ["retry", "listener"])
+async def test_a_function_that_drops_everything_leaves_the_router_usable(by: str, lost: type[ExecutorFailed]) -> None:
+    executor = FaultyExecutor(lambda k: lost("gone", where="gpu", remedy="") if k == 0 else None)
+
+    def drop(_: Any) -> bool:
+        router.drop_all()
+        return True
+
+    async with told([executor], greedy()) as (router, _):
+        if by == "listener":
+            router.listeners.append(lambda request: drop(request) if request.input == 0 else None)
+        sent = [router.submit(i, retry=drop if by == "retry" else None) for i in range(12)]
+        outcomes = await asyncio.wait_for(asyncio.gather(*sent, return_exceptions=True), 5.0)
+        assert {type(each) for each in outcomes} <= {Closed, lost}
+        await asyncio.sleep(5.0)  # the breaker closes
+        assert await asyncio.wait_for(router.submit("after"), 5.0) == "after"
+        assert (router.waiting, router.running) == (0, 0)
 
 
 @pytest.mark.parametrize("ending", ["served", "router drains", "sender leaves"])
