@@ -123,6 +123,7 @@ class Buffers:
 
 CLOSE_S = 10.0
 POLL_S = 0.1  # of the writer
+RETRY_S = 10.0  # after a file that the disk refused; meanwhile rows wait as for a slow disk
 MAX_TIMES = 1_000_000  # times of requests that may wait for the writer, some 100 bytes each
 OURS = re.compile(r"trace-\d{8}T\d{6}Z-[0-9a-f]{6}-.*-\d{6,}\.parquet")
 """What recorders call their files; no other is ever deleted."""
@@ -263,22 +264,23 @@ class StepRecorder:
             self._say_once("drop", text, self.folder)
 
     def _write_until_closed(self) -> None:
-        size, pending, stopping = self._rows_per_file * ROW.size, bytearray(), False
+        size, pending, stopping, waits = self._rows_per_file * ROW.size, bytearray(), False, False
         left_s = min(self._buffers.first_s, self._buffers.flush_s)  # until the next file
         while not stopping:
             # The queue is emptied often: a long pass would hold the interpreter's lock, which the engine needs.
             stopping = self._stop.wait(POLL_S)
             left_s -= POLL_S
-            while self._rows:
-                pending += self._rows.popleft()
-                if len(pending) == size:
-                    self._lost += 0 if self._write_rows(pending) else self._rows_per_file
-                    pending = bytearray()
-            if pending and (stopping or left_s <= 0):
-                if self._write_rows(pending):
-                    pending = bytearray()
-                left_s = self._buffers.flush_s
-        self._lost += len(pending) // ROW.size
+            is_refused = False
+            while not is_refused:
+                while self._rows and len(pending) < size:
+                    pending += self._rows.popleft()
+                is_due = stopping or left_s <= 0 or (len(pending) == size and not waits)
+                if not (pending and is_due):
+                    break
+                is_refused = waits = not self._write_rows(pending)
+                left_s = min(RETRY_S, self._buffers.flush_s) if waits else self._buffers.flush_s
+                pending = pending if waits else bytearray()
+        self._lost += len(pending) // ROW.size + len(self._rows)
 
     def _write_rows(self, packed: bytearray) -> bool:
         try:

@@ -162,33 +162,33 @@ class TestTheEngineComesFirst:
         assert counts[-1] == 7
         assert [r.getMessage().split(":")[0] for r in caplog.records] == ["latfit drops steps of its trace"]
 
-    def test_a_full_disk_costs_its_rows_alone(self, disk: Disk, tmp_path: Path, caplog: Any) -> None:
+    def test_a_disk_that_stays_full_costs_what_no_queue_holds(self, disk: Disk, tmp_path: Path, caplog: Any) -> None:
         disk.full = True
         disk.moves.set()
-        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=10))
-        feed(recorder, 30)
-        until(lambda: recorder.rows_dropped == 30)
-        disk.full = False
-        feed(recorder, 10, start=30)
+        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=10, max_pending=1))
+        feed(recorder, 10)
+        until(lambda: bool(caplog.records))
+        feed(recorder, 20 + 5, start=10)
+        assert recorder.rows_dropped == 5
         recorder.close()
-        assert steps_in(tmp_path) == list(range(30, 40))
-        assert read_parquet(files(tmp_path)[0]).provenance["rows_dropped_so_far"] == 30
-        assert len(caplog.records) == 1
+        assert recorder.rows_dropped == 35
         assert "No space left" in caplog.text
 
-    def test_rows_that_a_full_disk_refused_are_written_with_the_next(
-        self, disk: Disk, tmp_path: Path, caplog: Any
+    @pytest.mark.parametrize("rows_per_file", [10, 100])
+    def test_rows_that_a_full_disk_refused_are_written_when_it_has_room(
+        self, disk: Disk, tmp_path: Path, caplog: Any, rows_per_file: int
     ) -> None:
         disk.full = True
         disk.moves.set()
-        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file=100, first_s=0.1, flush_s=0.1))
-        feed(recorder, 5)
+        recorder = StepRecorder(tmp_path, buffers=Buffers(rows_per_file, first_s=0.1, flush_s=0.1))
+        feed(recorder, 30)
         until(lambda: bool(caplog.records))
         disk.full = False
-        feed(recorder, 5, start=5)
+        feed(recorder, 5, start=30)
         recorder.close()
-        assert steps_in(tmp_path) == list(range(10))
+        assert steps_in(tmp_path) == list(range(35))
         assert recorder.rows_dropped == 0
+        assert len(caplog.records) == 1
 
     def test_what_is_no_number_is_refused_and_counted(self, tmp_path: Path, caplog: Any) -> None:
         recorder = StepRecorder(tmp_path)
