@@ -128,15 +128,16 @@ class _Readings:
             return "steps", f"{said}; {cache}. {why}"
         queued = [state.running for state in queueing]
         step = self.seen.mean_step() or {"B": 0.0, "S": 0.0}
-        limit, budget = self.known.get(SEQUENCES), self.known.get(BUDGET)
+        limit, budget, engines = self.known.get(SEQUENCES), self.known.get(BUDGET), self.seen.last.engines
+        in_step = engines * step["B"]  # requests in a step of every engine
         if limit is not None:
-            limit *= self.seen.last.engines
-            if limit * (1 - KNOWN_LIMIT_SHARE) <= step["B"] or _reach(queued, limit, KNOWN_LIMIT_SHARE):
+            limit *= engines
+            if limit * (1 - KNOWN_LIMIT_SHARE) <= in_step or _reach(queued, limit, KNOWN_LIMIT_SHARE):
                 return "sequences", f"{said} at a limit of {limit:,} sequences; {cache}."
         if budget is not None and step["S"] / budget >= NEAR_BUDGET:
             mean = number(step["S"], 3)
             return "token_budget", f"{said}; the mean step has {mean} of {budget:,} tokens; {cache}."
-        is_flat = limit_shown(queued) is not None or step["B"] >= (1 - FLAT_SHARE) * max(queued) > 0
+        is_flat = limit_shown(queued) is not None or in_step >= (1 - FLAT_SHARE) * max(queued) > 0
         if limit is None and is_flat and math.isfinite(usage):
             return "sequences", f"{said}; {cache}. The number running stays at its maximum."
         return "unknown", f"{said}; {cache}. The counters do not prove which limit they wait for."

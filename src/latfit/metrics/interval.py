@@ -110,8 +110,8 @@ class Interval:
         return "samples" in self.last.counters
 
     def mean_step(self) -> dict[str, float] | None:
-        """Return the mean step as columns of a trace; None without steps, or if the counters do not give it."""
-        N, window_ms = self.steps, self.seconds * MS_PER_S
+        """Return the mean step of an engine as columns of a trace; None without steps, or if no counter gives it."""
+        N, window_ms, engines = self.steps, self.seconds * MS_PER_S, self.last.engines
         if not N > 0:
             return None
         row = {"window_ms": window_ms, "window_steps": N}
@@ -129,10 +129,10 @@ class Interval:
         row |= {
             "B": B,
             "S": S,
-            "T_ms": window_ms * self.last.engines / N,
-            "B_sd": path_sd(self.first.running, self.last.running, B),
+            "T_ms": window_ms * engines / N,
+            "B_sd": path_sd(self.first.running / engines, self.last.running / engines, B),
             "prefill_tokens": self.prefill_tokens / N,
-            "queued_requests": (self.first.waiting + self.last.waiting) / 2,
+            "queued_requests": (self.first.waiting + self.last.waiting) / 2 / engines,
         }
         if self.of_slots or not math.isfinite(B + S):
             return row if self.of_slots else None

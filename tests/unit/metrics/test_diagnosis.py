@@ -1,5 +1,6 @@
 """What binds planted engines, and what moving a limit of them does; the counters alone decide."""
 
+import re
 from io import BytesIO
 
 import numpy as np
@@ -73,6 +74,18 @@ def test_a_cache_that_is_full_for_a_moment_is_no_limit(seconds: float, binding: 
     found = of(steps)
     assert found.binding == binding
     assert effect(found, "KV cache") == ("helps" if binding == "kv_cache" else "unknown")
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_num_seqs": 8}])
+def test_two_engines_at_their_limit_are_found_by_their_steps(limits: dict[str, int]) -> None:
+    """Both run eight at once in every step; the gauges miss two of each, which have just ended."""
+    readings = []
+    for t in np.arange(10.0, 20.5, 1.0):
+        one = re.sub(r"(num_requests_running\{[^}]*\}) \d+", r"\1 6", AT_LIMIT.text(t))
+        text = (one + one.replace('engine="0"', 'engine="1"')).encode()
+        readings.append(Reading(float(t), 0.001, text, state_of(BytesIO(text), "it")))
+    assert readings[0].state.running == 12
+    assert diagnose(readings, limits).binding == "sequences"
 
 
 def test_more_sequences_help_where_the_sequence_limit_binds() -> None:

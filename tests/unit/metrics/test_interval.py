@@ -64,7 +64,7 @@ def test_drafts_are_computed_and_accepted_ones_are_not_requests() -> None:
 
 
 def test_of_two_engines_beside_each_other_each_has_the_whole_time() -> None:
-    steps = steady(10.0, 4, 0.02)
+    steps = steady(10.0, 4, 0.02, waiting=3)
 
     def both(t: float) -> bytes:
         one = steps.text(t)
@@ -76,6 +76,8 @@ def test_of_two_engines_beside_each_other_each_has_the_whole_time() -> None:
     assert found.last.engines == 2
     assert found.last.running == 8
     assert (step["B"], step["T_ms"], step["kv_usage"]) == pytest.approx((4.1, 20.0, 0.3))
+    assert step["queued_requests"] == 3
+    assert step["B_sd"] < 0.2
 
 
 @pytest.mark.parametrize(("first", "last", "mean"), [(4.0, 4.0, 4.0), (0.0, 8.0, 4.0), (2.0, 6.0, 7.0)])

@@ -102,7 +102,8 @@ def examine_server(request: DoctorRequest) -> Examination:
     if math.isfinite(slo[1]):
         B = np.arange(1.0, fitted.fits[0].largest_batch + 1)
         within = np.flatnonzero(fitted.fits[0].latency_ms(B, B) <= slo[1])
-        users = (int(within[-1]) + 1 if len(within) else 0), slo[1]
+        each = int(within[-1]) + 1 if len(within) else 0
+        users = each * diagnosis.engines, slo[1]
     return Examination(str(server), diagnosis, seen, what_if, gone, users)
 
 
