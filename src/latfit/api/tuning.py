@@ -33,6 +33,7 @@ from latfit.metrics import Server, ServerState
 from latfit.planning import MIN_CHUNK, parse_target
 from latfit.profiling import LoadWatch
 from latfit.provenance import utc_now
+from latfit.record import MetricsRecorder
 from latfit.simulation import FEWEST
 from latfit.tuning import (
     MAX_OTHER_CPUS,
@@ -41,7 +42,6 @@ from latfit.tuning import (
     Run,
     Tuning,
     files_in,
-    find_steps,
     recording,
     send_load,
     start_engine,
@@ -61,7 +61,7 @@ API_KEY = "--api-key"  # the option of vLLM, SGLang and llama.cpp
 START_S = 900.0  # longest time for an engine to load its model and compile
 ASKED = 3  # times that a restart by hand is asked for
 LESS = (0.8, 0.6, 0.4, 0.2)  # if no settings carry the rate, they are planned for these shares of it
-SAVED_S = "10"  # the plug-in writes a file after so many seconds
+SAVED_S, WRITTEN_WITHIN_S = 2, 0.5  # the plug-in writes a file after so many seconds, and takes so long
 REQUESTS = "requests.csv"
 COLUMNS = {
     "t_s": "due_s",
@@ -221,9 +221,12 @@ class Loop:
         words = " ".join(self.command)
         started = engine_started_by(self.command)
         self.recording_flag = "" if started is None else started.recording_flag
-        port = re.search(r"--port[= ](\d+)", words)
-        port_text = port[1] if port else (started or ENGINES[0]).port
-        self.url = (request.url or f"http://127.0.0.1:{port_text}").rstrip("/")
+        self.newer = "" if started is None else f"{started.name} {started.recording_since} or newer"
+        port = re.findall(r"--port[= ](\d+)", words)[-1:] or [(started or ENGINES[0]).port]
+        host = (re.findall(r"--host[= ](\S+)", words) or ["127.0.0.1"])[-1].strip("[]")
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        place = f"[{host}]:{port[0]}" if ":" in host else f"{host}:{port[0]}"
+        self.url = (request.url or f"http://{place}").rstrip("/")
 
     def with_settings(self) -> list[str]:
         """Return the command with the settings in use, on loopback by default; the options alone if others start it."""
@@ -268,11 +271,15 @@ class Loop:
             return
         words = self.with_recording()
         self.tell(f"Starting {self.show(words)}")
-        environment = {TRACE_DIR: str(self.step_folder.absolute()), "LATFIT_TRACE_SECONDS": SAVED_S}
+        environment = {TRACE_DIR: str(self.step_folder.absolute()), "LATFIT_TRACE_SECONDS": str(SAVED_S)}
         engine = start_engine(words, self.out / f"engine-{self.starts}.log", environment, self.url)
         self.why_gone = engine.why_gone
         try:
             yield until_answered(self.url, START_S, engine.why_gone, self.token)
+        except BadInput as error:
+            if self.recording_flag and self.recording_flag in error.found:  # of an engine that does not have it
+                error.remedy = f"tune records steps with it: take {self.newer}, or start yours and give --url."
+            raise
         finally:
             engine.stop()
 
@@ -301,35 +308,47 @@ class Loop:
             self.tell("Warming it up")
             count = max(round(RAMP_UP * self.rate_per_s * self.seconds), MIN_WARM_REQUESTS)
             warm_up(lambda number: self.send(model, self.load.sample(count, Streams(self.request.seed, 100 + number))))
-            cold = files_in(self.step_folder)
-            with recording(self.url, self.out / f"windows-{self.starts}.parquet") as recorder:
-                for stage, (name, share) in enumerate(zip(names, shares, strict=True)):
-                    requests = self.draw_requests(share, 10 * self.starts + stage)
-                    at = share * self.rate_per_s
-                    answers, others = self.send_at(model, requests, at)
-                    if name and (others or 0.0) > MAX_OTHER_CPUS:
-                        self.tell("Other programs kept the machine busy: sending them again")
-                        answers, others = self.send_at(model, requests, at)
-                    if name:
-                        self.runs.append(self.run_of(name, at, answers, others))
-                    last_first_s = max(each.first_s for each in answers)
-                    if share >= 1 and last_first_s > BEHIND * max(each.due_s for each in answers):
-                        break
+            known, single = self.written_steps(), set[Path]()
+            windows: list[MetricsRecorder] = []
+            for stage, (name, share) in enumerate(zip(names, shares, strict=True)):
+                requests, at = self.draw_requests(share, 10 * self.starts + stage), share * self.rate_per_s
+                out = self.out / f"windows-{self.starts}-{stage + 1}.parquet"
+                answers, others, recorder = self.send_at(model, requests, at, out)
+                if (others or 0.0) > MAX_OTHER_CPUS:
+                    self.tell("Other programs kept the machine busy: sending them again")
+                    known = self.written_steps()
+                    answers, others, recorder = self.send_at(model, requests, at, out)
+                windows.append(recorder)
+                known, before = self.written_steps(), known
+                single |= known - before
+                if name:
+                    self.runs.append(self.run_of(name, at, answers, others))
+                last_first_s = max(each.first_s for each in answers)
+                if share >= 1 and last_first_s > BEHIND * max(each.due_s for each in answers):
+                    break
             assert recorder.last is not None
             self.last = recorder.last.state
             self.engine = engine_key([{"engine": self.last.engine}])
-        self.limit = recorder.limit
-        found = find_steps(self.step_folder, recorder, cold)
-        self.all_single = self.all_single and recorder.out not in found
-        self.traces += found
+        self.limit = max((each.limit for each in windows if each.limit is not None), default=None)
+        self.all_single = self.all_single and bool(single)
+        self.traces += sorted(single) or [each.out for each in windows if each.has_busy]
 
-    def send_at(self, model: str, requests: Requests, at: float) -> tuple[list[Answered], float | None]:
-        """Send requests; return the answers, and the share of the CPUs that other programs used."""
+    def written_steps(self) -> set[Path]:
+        """Wait until the plug-in has written all steps so far; return its files."""
+        if self.command:
+            time.sleep(SAVED_S + WRITTEN_WITHIN_S)
+        return files_in(self.step_folder)
+
+    def send_at(
+        self, model: str, requests: Requests, at: float, out: Path
+    ) -> tuple[list[Answered], float | None, MetricsRecorder]:
+        """Send requests; return the answers, the share of the CPUs that other programs used, and the recorder."""
         self.tell(f"Sending {len(requests):,} requests at {format_rate(at)}")
-        watch = LoadWatch(1)
-        answers = self.send(model, requests)
-        seen = watch() if self.command else None
-        return answers, None if seen is None else seen.other_cpus / (seen.spare_cpus + 1)
+        with recording(self.url, out) as recorder:
+            watch = LoadWatch(1)
+            answers = self.send(model, requests)
+            seen = watch() if self.command else None
+        return answers, None if seen is None else seen.other_cpus / (seen.spare_cpus + 1), recorder
 
     def draw_requests(self, share: float, replication: int) -> Requests:
         """Return the requests at a share of the rate: the recorded ones, or drawn for the length of a load."""

@@ -35,7 +35,8 @@ VLLM = Engine(
     settings={
         name: name for name in ("max_num_seqs", "max_num_batched_tokens", "async_scheduling", "num_speculative_tokens")
     },
-    recording_flag="--enable-logging-iteration-details",  # vLLM 0.27 or newer
+    recording_flag="--enable-logging-iteration-details",
+    recording_since="0.27",
     graph_sizes="cudagraph_capture_sizes",
     passes_flag="--forward-pass-metrics-port",
     key="vllm",

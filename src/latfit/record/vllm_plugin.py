@@ -185,7 +185,9 @@ class LatfitStatLogger(StatLoggerBase):
 
     def _say_flag(self) -> None:
         self._flag = False
-        log.warning("latfit sees no steps: start vLLM (0.27 or newer) with %s", engine_named("vLLM").recording_flag)
+        vllm = engine_named("vLLM")
+        text = "latfit sees no steps: start vLLM (%s or newer) with %s"
+        log.warning(text, vllm.recording_since, vllm.recording_flag)
 
 
 def settings_from(environment: Mapping[str, str]) -> Settings | None:

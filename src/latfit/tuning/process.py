@@ -1,23 +1,32 @@
-"""An engine's server as a process of ours: started in a session of its own, ended with everything that it started."""
+"""An engine's server as a process of ours, started in a session of its own and ended with all that it started, and what
+is recorded beside a load: its `/metrics` in a thread, and the steps that latfit's plug-in writes."""
 
 import os
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from latfit.errors import BadInput
+from latfit.metrics import Server
+from latfit.record import MetricsRecorder
 
 STOP_S = 30.0
 """How long an engine may take to end before it is killed."""
 
 POLL_S = 0.05
 CONNECT_S = 1.0
+EVERY_S = 0.5
+LONGEST_S = 86_400.0
+TRACE_DIR = "LATFIT_TRACE_DIR"
+"""The variable that makes the plug-in inside vLLM write steps, into this folder."""
 
 
 @dataclass(frozen=True)
@@ -85,3 +94,34 @@ def _of_session(session: int) -> list[int]:
             if int(theirs) == session and state != "Z":
                 pids.append(int(stat.parent.name))
     return pids
+
+
+@contextmanager
+def recording(url: str, out: Path) -> Iterator[MetricsRecorder]:
+    """Record a server's `/metrics` until the block ends, then write the trace. Raises BadInput if the server publishes
+    none, or none that count steps."""
+    server = Server(url)
+    recorder = MetricsRecorder(out, {}, server.settings())
+    recorder.take(server.first())
+    ended = threading.Event()
+
+    def record() -> None:
+        for reading in server.readings(EVERY_S, LONGEST_S):
+            recorder.take(reading)
+            if ended.is_set():
+                return
+
+    with ThreadPoolExecutor(1) as pool:
+        recorded = pool.submit(record)
+        try:
+            yield recorder
+        finally:
+            ended.set()
+            wait([recorded])
+            recorder.write()
+    recorded.result()
+
+
+def files_in(folder: Path) -> set[Path]:
+    """Return the files of steps that the plug-in has written so far."""
+    return set(folder.glob("*.parquet"))

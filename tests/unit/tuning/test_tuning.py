@@ -4,8 +4,10 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 from urllib.request import ProxyHandler, build_opener
 
 import numpy as np
@@ -16,7 +18,10 @@ from latfit.api.tuning import Loop, Tuned
 from latfit.engines import engine_started_by
 from latfit.errors import BadInput
 from latfit.exporting import with_flags
-from latfit.tuning import Engine, Run, send_load, start_engine, until_answered
+from latfit.metrics import Reading, ServerState
+from latfit.profiling.host.machine import LoadReading
+from latfit.record import MetricsRecorder
+from latfit.tuning import Answered, Engine, Run, send_load, start_engine, until_answered
 from latfit.validation import PromisedFigure
 from latfit.workload import PrefixBlocks, make_requests
 from tests.conftest import ROOT, free_port
@@ -184,3 +189,65 @@ def test_options_take_the_place_of_those_in_the_command(command: str, expected: 
 def test_an_engine_is_known_by_its_command(command: str, engine: str | None) -> None:
     found = engine_started_by(command.split())
     assert (found.name if found else None) == engine
+
+
+@pytest.mark.parametrize(
+    ("command", "url"),
+    [
+        ("vllm serve M", "http://127.0.0.1:8000"),
+        ("vllm serve M --host 0.0.0.0 --port 1 --port=81", "http://127.0.0.1:81"),
+        ("vllm serve M --host=10.0.0.7", "http://10.0.0.7:8000"),
+        ("llama-server -m M --host ::1", "http://[::1]:8080"),
+        ("python3 -m sglang.launch_server --host ::", "http://[::1]:30000"),
+    ],
+)
+def test_an_engine_is_asked_where_its_command_lets_it_listen(command: str, url: str) -> None:
+    assert Loop(TuneRequest(command.split(), rate="8/s", lengths="9:9", ttft="1s")).url == url
+
+
+def test_an_engine_without_the_option_that_records_is_told_so(tmp_path: Path) -> None:
+    old = tmp_path / "vllm"
+    old.write_text("#!/bin/sh\necho usage: vllm\necho vllm: error: unrecognized arguments: $5\nexit 2\n")
+    old.chmod(0o755)
+    port = str(free_port())
+    loop = Loop(TuneRequest([str(old), "--port", port], rate="8/s", lengths="9:9", ttft="1s", out=tmp_path))
+    with pytest.raises(BadInput, match="unrecognized arguments") as error, loop.engine_up():
+        pass
+    assert "vLLM 0.27 or newer" in error.value.remedy
+
+
+def test_steps_of_the_warm_up_and_of_a_disturbed_load_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder writes the steps of load 0, 1, ... a moment after it. Load 2 is disturbed, and sent again."""
+    loop = Loop(TuneRequest(["vllm"], rate="8/s", lengths="9:9", ttft="1s", load="1s", out=tmp_path))
+    sent: list[Timer] = []
+
+    def send(*_: object) -> list[Answered]:
+        (tmp_path / "steps-0").mkdir(exist_ok=True)
+        sent.append(Timer(0.1, (tmp_path / "steps-0" / f"{len(sent)}.parquet").touch))
+        sent[-1].start()
+        return [Answered(0.0, 0.0, 0.01, 0.1, 9, 9)]
+
+    @contextmanager
+    def engine_up() -> Iterator[str]:
+        yield "m"
+        for timer in sent:
+            timer.join()
+
+    @contextmanager
+    def recording(url: str, out: Path) -> Iterator[MetricsRecorder]:
+        yield MetricsRecorder(out, last=Reading(0.0, 0.0, b"", ServerState("vLLM")))
+
+    monkeypatch.setattr("latfit.api.tuning.SAVED_S", 0)
+    monkeypatch.setattr("latfit.api.tuning.send_load", send)
+    monkeypatch.setattr("latfit.api.tuning.warm_up", lambda warm: warm(0))
+    monkeypatch.setattr("latfit.api.tuning.recording", recording)
+    monkeypatch.setattr(
+        "latfit.api.tuning.LoadWatch", lambda _: lambda: LoadReading(2.0 * (len(sent) == 3), spare_cpus=0.0)
+    )
+    monkeypatch.setattr(loop, "engine_up", engine_up)
+    loop.measure(["", "as started"], [0.5, 1.0])
+    assert len(sent) == 4
+    assert [each.stem for each in loop.traces] == ["1", "3"]
+    assert loop.all_single
