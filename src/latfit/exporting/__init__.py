@@ -10,8 +10,12 @@ if TYPE_CHECKING:
         vllm_flags as vllm_flags,
         with_flags as with_flags,
     )
-    from latfit.exporting.facts import PlanFacts as PlanFacts, read_plan as read_plan
-    from latfit.exporting.files import Exported as Exported, Wanted as Wanted
+    from latfit.exporting.facts import (
+        Exported as Exported,
+        PlanFacts as PlanFacts,
+        Wanted as Wanted,
+        read_plan as read_plan,
+    )
     from latfit.exporting.targets import (
         TARGETS as TARGETS,
         Target as Target,

@@ -8,8 +8,7 @@ from typing import Any
 
 from latfit.engines import BY_KEY, FIRST_COME, RECORDED
 from latfit.errors import BadInput, WrongUsage
-from latfit.exporting.facts import MADE_BY, PlanFacts
-from latfit.exporting.files import Exported, Wanted
+from latfit.exporting.facts import MADE_BY, Exported, PlanFacts, Wanted
 from latfit.exporting.render import ASK_MODEL, flag_words, render, yaml_value
 
 ELSEWHERE = ("gpu_prompts", "admission")  # roles that templates place themselves

@@ -10,8 +10,7 @@ from zoneinfo import available_timezones
 from latfit.engines import BY_KEY
 from latfit.errors import WrongUsage
 from latfit.exporting.engines import Setting, model_of, settings_of
-from latfit.exporting.facts import PlanFacts
-from latfit.exporting.files import Exported, Wanted
+from latfit.exporting.facts import Exported, PlanFacts, Wanted
 from latfit.exporting.render import folder_name, render
 from latfit.hardware import CPU_PATHS
 from latfit.planning import SchedulePlan

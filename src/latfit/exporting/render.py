@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 WIDTH = 100  # of a comment's line
-MAX_NAME = 60  # of a Kubernetes object, with room for a suffix
+MAX_NAME = 50  # a Kubernetes Service has 63 letters at most: `vllm-NAME-prefill`
 VALUES_A_LINE = 16  # of a list in protobuf's text format
 ASK_MODEL = '"${MODEL:?Set MODEL to the name or the folder of the model.}"'
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from latfit.errors import WrongUsage, refuse_taken
-from latfit.exporting.facts import PlanFacts, read_plan
-from latfit.exporting.files import Exported, Wanted
+from latfit.exporting.facts import Exported, PlanFacts, Wanted, read_plan
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 from typing import NamedTuple
 
 from latfit.errors import WrongUsage
-from latfit.exporting.facts import PlanFacts
-from latfit.exporting.files import Exported, Wanted
+from latfit.exporting.facts import Exported, PlanFacts, Wanted
 from latfit.exporting.render import render
 from latfit.exporting.triton import BatchSettings, batch_settings
 from latfit.records import MAX_COUNT, Count

@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from msgspec import Meta
 
 from latfit.errors import WrongUsage
-from latfit.exporting.facts import MADE_BY, PlanFacts
-from latfit.exporting.files import Exported, Wanted
+from latfit.exporting.facts import MADE_BY, Exported, PlanFacts, Wanted
 from latfit.exporting.render import folder_name, render
 from latfit.hardware import CPU_PATHS
 from latfit.planning import Kind, Plan
@@ -54,6 +53,8 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
 
     def add(path: str, settings: Batcher, note: str, suffix: str = "") -> str:
         folder = f"{folder_name(path)}{suffix}"
+        if folder in values:  # names of paths differ, these folders need not
+            folder += f"-{len(values) + 1}"
         name = folder if wanted.model is None else f"{folder_name(wanted.model)}-{folder}"
         files[f"{name}/config.pbtxt"] = render(
             "config.pbtxt.jinja",
@@ -61,7 +62,7 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
             f"Triton, model {name} on path {path}: {note}",
             name=name,
             batcher=settings,
-            on_cpu=path in CPU_PATHS,
+            on_cpu=folder_name(path) in CPU_PATHS,
         )
         values[folder] = {key: value for key, value in settings.to_json().items() if value is not None}
         return name
@@ -70,7 +71,7 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
     if chosen is None:
         add(plan.engines_path, batcher, "the plan is of steps: no rate, so no delay")
         return Exported("triton", facts.name, files, values)
-    paths = [folder_name(_path_of(plan, label)) for label in chosen.paths]
+    paths = [_path_of(plan, label) for label in chosen.paths]
     router: dict[str, Any] | None = None
     if chosen.T_cut_ms is not None:
         behind = f"behind router.py, which holds the queue; T_cut {format_ms(chosen.T_cut_ms)}"
@@ -85,7 +86,7 @@ def export(facts: PlanFacts, wanted: Wanted) -> Exported:
     other = next((each for each in plan.strategies if each.kind is Kind.AMORTISED), None)
     if other is not None and "triton_batched" in plan.engines:
         batched = Batcher.from_json(plan.engines["triton_batched"], f"{facts.file}, triton_batched")
-        path = folder_name(_path_of(plan, other.paths[0]))
+        path = _path_of(plan, other.paths[0])
         theirs, ours = (
             "no percentile" if each.percentile_ms is None else format_ms(each.percentile_ms, 4)
             for each in (other, chosen)

@@ -15,7 +15,7 @@ from latfit.engines import engine_key
 from latfit.errors import BadInput, FitNotUsable, LatfitError, SlaOutOfReach, WrongUsage
 from latfit.exporting import TARGETS, Exported, start_line
 from tests.unit.exporting.parsers import commented, options, program, read_pbtxt, read_yaml
-from tests.unit.exporting.plans import VLLM, of_batches, of_requests, of_steps
+from tests.unit.exporting.plans import VLLM, of_batches, of_requests, of_steps, with_pair
 
 SHAPE = "input:Bx3x224x224"
 
@@ -135,6 +135,14 @@ class TestTriton:
         assert names["T_CUT_S"] == plan["T_cut_ms"]["value"] / 1e3
         compile(found.files["router.py"], "router.py", "exec")
 
+    def test_paths_whose_names_have_no_latin_letters_are_two_models(self) -> None:
+        plan = json.loads(json.dumps(of_batches()).replace('"amx"', '"\\u5904"').replace('"gpu"', '"\\u663e"'))
+        found = latfit.export(plan, "triton")
+        assert len(found.files) == 3
+        names = re.search(r"^GPU, CPU = '(.*)', '(.*)'$", found.files["router.py"], flags=re.M)
+        assert names is not None
+        assert {f"{each}/config.pbtxt" for each in names.groups()} < found.files.keys()
+
     def test_amortised_batches_beside_the_decision(self) -> None:
         """At 1,000/s the amortised rule waits for a batch; greedy batching is quicker, and chosen."""
         plan = latfit.plan({"gpu": "launch=4ms,slope=0.1ms,max_batch=64"}, "25ms", "1000/s").to_json()
@@ -195,6 +203,15 @@ class TestKubernetes:
         assert service["spec"]["selector"].items() <= labels.items()
         assert service["spec"]["ports"][0]["targetPort"] == container["ports"][0]["name"]
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", deployment["metadata"]["name"])
+
+    def test_names_fit_into_those_of_a_service(self) -> None:
+        """A DNS label has 63 letters at most (RFC 1035)."""
+        import yaml
+
+        found = latfit.export(with_pair(), "kubernetes", model="/mnt/models/" + "long-name-" * 20)
+        names = [each["metadata"]["name"] for text in found.files.values() for each in yaml.safe_load_all(text)]
+        assert len(names) == 6
+        assert all(re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", each) for each in names)
 
     def test_a_model_is_needed(self) -> None:
         with pytest.raises(WrongUsage, match="does not name the model"):
