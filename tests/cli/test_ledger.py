@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 from latfit.cli.app import run
 from latfit.simulation.engine.settings import EngineSettings
@@ -140,3 +141,9 @@ def test_coverage_has_the_interval_of_clopper_and_pearson() -> None:
     assert ledger.coverage_pct is not None
     share, (low, high) = ledger.coverage_pct
     assert (share, round(low, 1), round(high, 1)) == (90.0, 68.3, 98.8)
+
+
+def test_a_client_that_gets_all_tokens_at_once_tests_no_interval() -> None:
+    """Its TPOT is 0 ms."""
+    (figure,) = entry(covered=True).figures
+    assert replace(figure, measured_ms=0.0, interval_ms=(0.0, 0.0)).covered is None

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         TOLERANCE as TOLERANCE,
         Check as Check,
         check_window as check_window,
+        is_watched as is_watched,
+        watched as watched,
     )
     from latfit.validation.machine_speed import (
         PhaseSpeed as PhaseSpeed,
@@ -44,9 +46,10 @@ if TYPE_CHECKING:
     from latfit.validation.measured import (
         Measured as Measured,
         as_measured as as_measured,
+        during as during,
+        not_together as not_together,
+        starts_of as starts_of,
     )
-    from latfit.validation.same_start import during as during, not_together as not_together, starts_of as starts_of
     from latfit.validation.server import ServerRun as ServerRun, read_server as read_server
-    from latfit.validation.watch import is_watched as is_watched, watched as watched
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -118,7 +118,7 @@ class Bucket(Record, frozen=True):
 
 
 class Figure(Record, frozen=True):
-    """One statistic of one metric, ms. limit_pct: tolerance; None if it is not judged."""
+    """One statistic of one metric, ms; NaN if no request has it. limit_pct: tolerance; None if it is not judged."""
 
     measured: Number
     simulated: Number
@@ -127,7 +127,7 @@ class Figure(Record, frozen=True):
 
     @property
     def holds(self) -> bool:
-        return self.limit_pct is None or abs(self.error_pct) <= self.limit_pct
+        return self.limit_pct is None or not abs(self.error_pct) > self.limit_pct
 
 
 class Clocks(Record, frozen=True):
@@ -281,7 +281,9 @@ def _judge(
 
 
 def _error_pct(simulated: float, measured: float) -> float:
-    return 100.0 * (simulated / measured - 1.0) if measured > 0 else math.nan
+    if measured > 0:
+        return 100.0 * (simulated / measured - 1.0)
+    return math.inf if simulated > 0 else math.nan
 
 
 def _compare_requests(measured: Measured, run: EngineRun, scored: NDArray[np.bool_]) -> dict[str, dict[str, Figure]]:

@@ -51,7 +51,7 @@ class PromisedFigure(Record, frozen=True, kw_only=True):
         if not self.planned_ms or self.planned_interval_ms is None:
             return None
         (a, b), (c, d), measured = self.planned_interval_ms, self.interval_ms, self.measured_ms
-        if not all(map(math.isfinite, (a, b, c, d, measured))):
+        if not all(map(math.isfinite, (a, b, c, d, measured))) or not measured > 0:
             return None
         up = measured >= self.planned_ms
         ratios = (b / self.planned_ms, measured / c if c > 0 else math.inf)

@@ -16,12 +16,11 @@ COSTS = linear_costs(8.0, 0.05, 0.02)
 LIMITS = EngineSettings(kv_blocks=600, max_num_seqs=64, max_num_batched_tokens=512)
 
 
-def planted(costs: StepCosts, n: int = 240) -> Measured:
+def planted(costs: StepCosts, n: int = 240, most_output: int = 200) -> Measured:
     """A run of an engine with these step costs, as if it had been measured."""
     rng = np.random.default_rng(3)
-    requests = make_requests(
-        np.sort(rng.uniform(0, 15_000, n)), rng.integers(20, 400, n), np.append(rng.integers(2, 200, n - 1), 1)
-    )
+    output = np.append(rng.integers(2, 200, n - 1), 1).clip(1, most_output)
+    requests = make_requests(np.sort(rng.uniform(0, 15_000, n)), rng.integers(20, 400, n), output)
     run = serve(requests, costs, LIMITS)
     return Measured(requests, run.first_ms, run.last_ms)
 
@@ -31,6 +30,13 @@ def test_a_run_agrees_with_itself() -> None:
     assert found.agrees
     assert found.verdict.startswith("Simulation agrees")
     assert all(each.error_pct == 0.0 for row in found.metrics.values() for each in row.values())
+
+
+def test_a_run_of_single_tokens_is_judged_by_what_it_has() -> None:
+    """No request has a TPOT."""
+    found = validate(planted(COSTS, most_output=1), COSTS, LIMITS)
+    assert found.agrees
+    assert validate(planted(scaled_costs(COSTS, 1.0, 1.5, 0.0), most_output=1), COSTS, LIMITS).agrees is False
 
 
 def test_an_engine_with_more_overhead_is_told_apart() -> None:

@@ -17,8 +17,7 @@ from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import linear_costs
 from latfit.trace.table import Trace
 from latfit.validation.compare import ValidationOptions, validate
-from latfit.validation.measured import Measured
-from latfit.validation.same_start import during, not_together, starts_of
+from latfit.validation.measured import Measured, during, not_together, starts_of
 from latfit.validation.server import read_server
 from latfit.workload.requests import make_requests
 from tests.conftest import ROOT
@@ -150,6 +149,8 @@ class TestSameStart:
             (1000.0, None, None),
             (7000.0, None, "away from the steps"),
             (0.0, None, "away from the steps"),
+            (1e30, None, "away from the steps"),
+            (0.0, 1e30, "of the engine that was started"),
         ],
     )
     def test_a_run_of_another_start_or_time_is_told(

@@ -26,7 +26,8 @@ def validation_table(found: Validation) -> Table:
     def verdict(row: tuple[str, Figure]) -> str | None:
         figure = row[1]
         within = "within" if figure.holds else "NOT within"
-        return None if figure.limit_pct is None else f"{within} {figure.limit_pct:g} %"
+        is_judged = figure.limit_pct is not None and not math.isnan(figure.error_pct)
+        return f"{within} {figure.limit_pct:g} %" if is_judged else None
 
     return make_table(
         _run_caption(found),
@@ -44,6 +45,8 @@ def brief_validation_table(found: Validation) -> Table:
     rows = []
     for metric in JUDGED:
         figures = found.metrics[metric]
+        if math.isnan(figures["mean"].measured):  # TPOT of requests with one output token
+            continue
         means = map(format_ms, (figures["mean"].measured, figures["mean"].simulated))
         errors = (f"{figures[name].error_pct:+.1f} %" for name in ("mean", "p90", "p99"))
         verdict = "ok" if all(each.holds for each in figures.values()) else "differs"
