@@ -17,6 +17,7 @@ ENGINE = "simulate engine --rate 5/s --engine static --fit trace.fit.json"
     ("command", "code", "words"),
     [
         ("fit trace.parquet --seed -1", 2, "--seed"),
+        ("profile --device numpy --pin 5-2", 2, "--pin"),
         ("plan --sla 20ms --tokens-per-request 0", 2, "--tokens-per-request"),
         (f"simulate policies --set load_curve=curve.csv --policy gpu-only {PATHS}", 3, "curve.csv"),
         (f"simulate policies --rate 5/s --law gamma:0 {PATHS}", 2, "gamma:0"),

@@ -20,6 +20,7 @@ SETTINGS_TIMEOUT_S = 15.0  # vLLM collects other facts before its first answer
 BLOCK = 1 << 16
 PLACES = ("/metrics", "/prometheus/metrics")  # `trtllm-serve` has JSON of its own under the first
 LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+REMEDY = "Write http://localhost:8000, without a user or a password."
 MAX_DEPTH = 6  # of a document in which settings are looked for
 LOCAL_PORTS = tuple(dict.fromkeys(engine.port for engine in ENGINES))
 LOCAL_TIMEOUT_S = 1.0
@@ -67,8 +68,9 @@ class Server:
             is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         except ValueError:  # the port is no number
             is_address = False
-        if not is_address:
-            raise WrongUsage(f"{url!r} is no address of a server", where="URL", remedy="Write http://localhost:8000.")
+        if not is_address or "@" in parts.netloc:
+            shown = url.rpartition("@")[2]  # screens and logs keep it
+            raise WrongUsage(f"{shown!r} is no address of a server", where="URL", remedy=REMEDY)
         self.base = f"{parts.scheme}://{parts.netloc}"
         self.places = PLACES if parts.path in ("", "/") else (parts.path + (f"?{parts.query}" if parts.query else ""),)
         self.place = self.places[0]

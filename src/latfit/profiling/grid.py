@@ -1,11 +1,15 @@
 """Which cells to measure: the default grid for a budget, or a grid that a user writes.
 
-Two pilot steps give the cost of a cell: time = floor + flops / rate.
+Two pilot steps give the cost of a cell: time = floor + flops / rate. The adaptive design measures first the cells that
+determine a fit: greedy D-optimality per ms of cost (Atkinson, Donev & Tobias 2007, section 12) for a polynomial in
+ln B, ln S, cached tokens and phases.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from latfit.errors import WrongUsage
 from latfit.profiling.devices.device import Device
@@ -18,6 +22,8 @@ MAX_TOKENS = 2**22
 
 # (largest B, largest S, steps per doubling), from the richest to the poorest
 LEVELS = ((128, 1024, 2), (128, 1024, 1), (64, 512, 2), (64, 512, 1), (32, 256, 1), (16, 128, 1), (4, 32, 1))
+
+RIDGE = 1e-9  # of the adaptive design: the information before its first cell
 
 _STEPS_PER_CELL = VISITS_AT_LEAST * (SAMPLES_PER_VISIT + 1) + 2
 
@@ -129,7 +135,25 @@ def parse_cpus(text: str | None) -> tuple[int, ...]:
     found: set[int] = set()
     for part in () if text is None else text.split(","):
         match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
-        if not match:
+        if not match or int(match[1]) > int(match[2] or match[1]):
             raise WrongUsage(f"{text!r} is no list of CPUs", where="--pin", remedy="Write it like 0,2-5.")
-        found.update(range(int(match.group(1)), int(match.group(2) or match.group(1)) + 1))
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(found))
+
+
+def order_by_information(cells: Sequence[StepShape], cost_ms: Sequence[float]) -> list[int]:
+    B, S = (np.log([float(getattr(cell, name)) for cell in cells]) for name in ("B", "S"))
+    cached = np.log1p([float(cell.context_tokens) for cell in cells])
+    phases = [np.array([float(cell.phase == phase) for cell in cells]) for phase in ("prefill", "mixed")]
+    columns = [np.ones(len(cells)), B, S, B**2, S**2, B * S, cached, *phases]
+    slopes = np.column_stack([column / np.linalg.norm(column) for column in columns if np.any(column)])
+    cost = np.array(cost_ms) + np.median(cost_ms)  # every visit has a cost besides its steps
+    covariance = np.eye(slopes.shape[1]) / RIDGE
+    order: list[int] = []
+    for _ in cells:
+        score = np.log1p(np.einsum("ij,jk,ik->i", slopes, covariance, slopes)) / cost
+        score[order] = -1.0
+        order.append(int(np.argmax(score)))
+        step = covariance @ slopes[order[-1]]
+        covariance = covariance - np.outer(step, step) / (1 + float(slopes[order[-1]] @ step))
+    return order

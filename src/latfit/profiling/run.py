@@ -9,10 +9,9 @@ import numpy as np
 from latfit._version import __version__
 from latfit.errors import WrongUsage
 from latfit.messages import Message, message
-from latfit.profiling.adaptive import order_by_information
 from latfit.profiling.devices.device import Device, DeviceFailed, DeviceOutOfMemory
 from latfit.profiling.devices.select import choose_paths, open_in_processes
-from latfit.profiling.grid import StepCost, grid_for_budget, parse_grid, time_pilot
+from latfit.profiling.grid import StepCost, grid_for_budget, order_by_information, parse_grid, time_pilot
 from latfit.profiling.host.machine import LoadWatch, cpu_model, machine_facts, sensible_threads
 from latfit.profiling.host.sensors import compare_sensors, find_sensor_warnings, read_sensors
 from latfit.profiling.journal import Journal

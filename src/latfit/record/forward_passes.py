@@ -32,12 +32,6 @@ class PassRecorder:
         """Raises WrongUsage for what is no address, HardwareMissing without pyzmq."""
         scheme, _, place = address.partition("://")
         try:
-            if not place or (scheme != "ipc" and not urlsplit(address).port):
-                raise ValueError
-        except ValueError:
-            remedy = "Write zmq://localhost:20380 or ipc:///tmp/name."
-            raise WrongUsage(f"{address!r} is no address of ZeroMQ", where="URL", remedy=remedy) from None
-        try:
             import zmq
         except ImportError:
             raise HardwareMissing("pyzmq is not installed", where=address, remedy="pip install pyzmq") from None
@@ -46,7 +40,15 @@ class PassRecorder:
         self._socket.setsockopt(zmq.SUBSCRIBE, b"")
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RCVHWM, 100_000)
-        self._socket.connect(f"{SCHEMES[scheme]}://{place}")
+        self._socket.setsockopt(zmq.IPV6, 1)
+        try:
+            if not place or (scheme != "ipc" and not urlsplit(address).port):
+                raise ValueError
+            self._socket.connect(f"{SCHEMES[scheme]}://{place}")
+        except (ValueError, zmq.ZMQError):
+            self._socket.close()
+            remedy = "Write zmq://localhost:20380 or ipc:///tmp/name."
+            raise WrongUsage(f"{address!r} is no address of ZeroMQ", where="URL", remedy=remedy) from None
 
     def record(self, seconds: float) -> Iterator[float]:
         """Take messages for so long; yield the seconds so far, often."""

@@ -118,8 +118,9 @@ def test_what_is_no_server_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "file:///etc/passwd", "ftp://host", "http://", "http://host:99999", "http://host:x"]
+    "url", ["", "file:///etc/passwd", "ftp://host", "http://", "http://host:99999", "http://host:x", "me:mine@host:1"]
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(WrongUsage, match="no address of a server"):
+    with pytest.raises(WrongUsage, match="no address of a server") as error:
         Server(url)
+    assert "mine" not in error.value.found

@@ -8,8 +8,7 @@ import numpy as np
 from latfit.fitting.data import rows_of
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
-from latfit.profiling.adaptive import order_by_information
-from latfit.profiling.grid import LEVELS, StepCost, default_cells
+from latfit.profiling.grid import LEVELS, StepCost, default_cells, order_by_information
 from latfit.profiling.quality import find_symptoms
 from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import cell_columns

@@ -120,7 +120,9 @@ def test_nobody_publishes(tmp_path: Path) -> None:
     assert not (tmp_path / "t.parquet").exists()
 
 
-@pytest.mark.parametrize("address", ["zmq://localhost", "tcp://localhost:port", "ipc://"])
+@pytest.mark.parametrize(
+    "address", ["zmq://localhost", "tcp://localhost:port", "ipc://", "zmq://*:1", "zmq://a b:1", f"ipc:///{200 * 'a'}"]
+)
 def test_addresses_that_are_none(address: str, tmp_path: Path) -> None:
     with pytest.raises(WrongUsage, match="no address of ZeroMQ"):
         record_passes(address, out=tmp_path / "t.parquet")

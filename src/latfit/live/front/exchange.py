@@ -288,5 +288,6 @@ def _parse_url(url: str) -> URL:
         found = URL()
     more = found.user, found.password, found.query_string, found.fragment
     if found.scheme not in ("http", "https") or not found.host or not found.port or any(more) or re.search(r"\s", url):
-        raise WrongUsage(f"{url!r} is no address of an engine", where="URL", remedy="Write http://localhost:8000.")
+        shown, remedy = url.rpartition("@")[2], "Write http://localhost:8000, without a user or a password."
+        raise WrongUsage(f"{shown!r} is no address of an engine", where="URL", remedy=remedy)
     return found
