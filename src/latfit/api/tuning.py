@@ -41,7 +41,6 @@ from latfit.tuning import (
     Answered,
     Run,
     Tuning,
-    files_in,
     recording,
     send_load,
     start_engine,
@@ -331,13 +330,14 @@ class Loop:
             self.engine = engine_key([{"engine": self.last.engine}])
         self.limit = max((each.limit for each in windows if each.limit is not None), default=None)
         self.all_single = self.all_single and bool(single)
-        self.traces += sorted(single) or [each.out for each in windows if each.has_busy]
+        busy = [each.out for each in windows if not all(row["idle"] for row in each.rows)]
+        self.traces += sorted(single) or busy
 
     def written_steps(self) -> set[Path]:
         """Wait until the plug-in has written all steps so far; return its files."""
         if self.command:
             time.sleep(SAVED_S + WRITTEN_WITHIN_S)
-        return files_in(self.step_folder)
+        return set(self.step_folder.glob("*.parquet"))
 
     def send_at(
         self, model: str, requests: Requests, at: float, out: Path

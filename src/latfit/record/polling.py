@@ -80,10 +80,6 @@ class MetricsRecorder:
             self.write()
         return None if before is None else between(before, reading)
 
-    @property
-    def has_busy(self) -> bool:
-        return any(not row["idle"] for row in self.rows)
-
     def trace(self) -> Trace:
         names = list(dict.fromkeys(name for row in self.rows for name in row if name != "run"))
         columns = {name: np.array([row.get(name, math.nan) for row in self.rows]) for name in names}

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from latfit.tuning.process import (
         TRACE_DIR as TRACE_DIR,
         Engine as Engine,
-        files_in as files_in,
         recording as recording,
         start_engine as start_engine,
     )

@@ -120,8 +120,3 @@ def recording(url: str, out: Path) -> Iterator[MetricsRecorder]:
             wait([recorded])
             recorder.write()
     recorded.result()
-
-
-def files_in(folder: Path) -> set[Path]:
-    """Return the files of steps that the plug-in has written so far."""
-    return set(folder.glob("*.parquet"))

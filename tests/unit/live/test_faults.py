@@ -375,7 +375,7 @@ async def test_a_function_that_drops_everything_leaves_the_router_usable(by: str
 
     async with told([executor], greedy()) as (router, _):
         if by == "listener":
-            router.listeners.append(lambda request: drop(request) if request.input == 0 else None)
+            router.listeners.append(lambda request: None if request.input else router.drop_all())
         sent = [router.submit(i, retry=drop if by == "retry" else None) for i in range(12)]
         outcomes = await asyncio.wait_for(asyncio.gather(*sent, return_exceptions=True), 5.0)
         assert {type(each) for each in outcomes} <= {Closed, lost}
