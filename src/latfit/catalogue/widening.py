@@ -63,11 +63,14 @@ def _widen_limits(entry: Mapping[str, Any], sd: float) -> dict[str, Any]:
         return math.exp(math.copysign(math.hypot(math.log(factor), sd * float(ndtri(float(level)))), math.log(factor)))
 
     sides = {side: entry[side] for side in ("ratio_quantiles", "lower_quantiles") if side in entry}
-    wider = {
+    wider: dict[str, Any] = {
         side: {level: widen_limit(level, each) for level, each in limits.items()} for side, limits in sides.items()
     }
-    phases = {"by_phase": {phase: _widen_limits(each, sd) for phase, each in entry.get("by_phase", {}).items()}}
-    return {**entry, **wider, **(phases if "by_phase" in entry else {})}
+    if "by_phase" in entry:
+        wider["by_phase"] = {phase: _widen_limits(each, sd) for phase, each in entry["by_phase"].items()}
+    if "by_batch" in entry:
+        wider["by_batch"] = [_widen_limits(each, sd) for each in entry["by_batch"]]
+    return {**entry, **wider}
 
 
 def _add(errors: HeldOutErrors, error: float) -> HeldOutErrors:

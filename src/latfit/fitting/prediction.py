@@ -65,14 +65,14 @@ def _interval(
     """Return ends in ms (NaN: none), level, reasons and notes; `widest`: fall back to the widest level of a phase."""
     low, high, level_of = (np.full(len(steps), np.nan) for _ in range(3))
     without = np.full(len(steps), "", dtype=object)
-    named, notes = _phases_of(steps), []
+    named, B, notes = _phases_of(steps), steps.floats("B"), []
     levels = [level, *sorted((each for each in known_levels(fit) if each < level), reverse=True)] if widest else [level]
     for phase in map(str, np.unique(named)):
         rows, missing = named == phase, fit.limits.of(phase).reason or "too few steps were measured"
         silent = f"No interval at {100 * level:g} % for {phase} steps: {missing}."
         for tried in levels:
             share = round((1 + tried) / 2, 9)
-            lower, upper = fit.limits.lower_factor(phase, share), fit.limits.factor(phase, share)
+            lower, upper = (fit.limits.factors(phase, share, B[rows], side) for side in ("lower", "upper"))
             if lower is not None and upper is not None:
                 low[rows], high[rows], level_of[rows] = T[rows] * lower, T[rows] * upper, tried
                 if tried != level:

@@ -115,9 +115,9 @@ class PathLatency:
         T, drawn = self.typical_ms(B), step_draws(self.path, self.steps(B))
         return np.stack([T, T, T]) if drawn is None else np.stack([T, *np.quantile(drawn, CERTAIN, axis=0)])
 
-    def largest_within(self, sla_ms: float, factor: float) -> int | None:
-        """Return the most requests that one measured step computes within the SLA, times a factor."""
-        within = np.flatnonzero(sla_ms >= factor * self.typical_ms(self.batches))
+    def largest_within(self, sla_ms: float, factors: FloatArray) -> int | None:
+        """Return the most requests that one measured step computes within the SLA, times the factors of `batches`."""
+        within = np.flatnonzero(sla_ms >= factors * self.typical_ms(self.batches))
         return int(self.batches[within[-1]]) if len(within) else None
 
     def estimate(self, B: int) -> BatchEstimate:
@@ -126,8 +126,8 @@ class PathLatency:
         one = np.array([float(B)])
         steps, limits = self.steps(one), self.path.fit.limits
         typical = float(self.typical_ms(one)[0])
-        factors = {round(1 - p, 9): limits.lower_factor(self.phase, p) for p in limits.levels if p > 0.5}
-        factors |= {level: limits.factor(self.phase, level) for level in limits.levels}
+        factors = {round(1 - p, 9): limits.factors(self.phase, p, one, "lower") for p in limits.levels if p > 0.5}
+        factors |= {level: limits.factors(self.phase, level, one) for level in limits.levels}
         seen = {name: steps[name] for name in ("B", "S", *(("context_tokens",) if self.context is not None else ()))}
         return BatchEstimate(
             self.path.name,
@@ -136,7 +136,7 @@ class PathLatency:
             self.phase,
             typical,
             float(self.mean_ms(one)[0]),
-            {level: typical * factor for level, factor in sorted(factors.items()) if factor is not None},
+            {level: typical * float(each[0]) for level, each in sorted(factors.items()) if each is not None},
             bool(self.path.fit.outside_domain(**seen)[0]),
             f"nominal: {self.path.nominal.text}" if self.path.nominal else "fitted",
         )

@@ -1,17 +1,20 @@
 """Prediction limits of single steps stored with a fit, by phase: docs/theory/fitting.md, "Prediction intervals".
 
-A phase without limits uses those of the phase that contains it (STANDS_FOR), else those of all steps.
+A phase without limits uses those of the phase that contains it (STANDS_FOR), else those of all steps. Where the noise
+differs by batch size, groups of sizes have their own.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from latfit.model.noise.size_levels import MAX_RATIO
 from latfit.model.noise.step_noise import StepNoise, noise_from_json
+from latfit.stats import FloatArray
 from latfit.trace import MIXED, PREFILL, UNKNOWN
 
 STANDS_FOR: Mapping[str, tuple[tuple[str, ...], ...]] = {
@@ -32,6 +35,14 @@ class Limits:
     lower: Mapping[float, float | None] = field(default_factory=dict)
     ratios: StepNoise | None = None  # distribution of observed over typical latency; None if not stored
     reason: str = ""  # why limits are missing and what to measure
+    by_batch: tuple["Limits", ...] = ()  # of groups of rising batch sizes
+    edges: FloatArray = field(default_factory=lambda: np.empty(0))  # batch sizes between the groups
+
+    def factors(self, side: str, level: float, B: FloatArray) -> FloatArray | None:
+        """Return the factor (n,) for steps of B (n,) requests; None with too few samples."""
+        found = [_at(getattr(limits, side), level) for limits in self.by_batch or (self,)]
+        known = np.array([factor for factor in found if factor is not None])
+        return known[np.searchsorted(self.edges, B)] if len(known) == len(found) else None
 
 
 @dataclass(frozen=True)
@@ -54,23 +65,28 @@ class PredictionIntervals:
 
     def factor(self, phase: str, level: float) -> float | None:
         """Return the factor below which a share `level` of a phase's steps stays; None with too few samples."""
-        return self._widest(phase, "upper", level)
+        found = [_at(limits.upper, level) for limits in self._sources(phase)]
+        return None if None in found else max(factor for factor in found if factor is not None)
 
     def lower_factor(self, phase: str, level: float) -> float | None:
         """Return the factor above which a share `level` of a phase's steps stays; None with too few samples."""
-        return self._widest(phase, "lower", level)
+        found = [_at(limits.lower, level) for limits in self._sources(phase)]
+        return None if None in found else min(factor for factor in found if factor is not None)
+
+    def factors(self, phase: str, level: float, B: FloatArray, side: str = "upper") -> FloatArray | None:
+        """Return the factors (n,) for steps of B (n,) requests; side: upper, lower."""
+        found = [limits.factors(side, level, B) for limits in self._sources(phase)]
+        known = [each for each in found if each is not None]
+        widest = np.max if side == "upper" else np.min
+        return np.asarray(widest(known, axis=0)) if len(known) == len(found) else None
 
     def highest_level(self, phase: str, level: float) -> float | None:
         """Return the highest level up to `level` with an upper limit for the phase; None without one."""
         known = [known for known in self.levels if known <= level + 1e-12 and self.factor(phase, known) is not None]
         return max(known, default=None)
 
-    def _widest(self, phase: str, side: str, level: float) -> float | None:
-        sources = [self.by_phase[name] for name in self.phases(phase)] or [self.all]
-        found = [_at(getattr(limits, side), level) for limits in sources]
-        if any(factor is None for factor in found):
-            return None
-        return (max if side == "upper" else min)(factor for factor in found if factor is not None)
+    def _sources(self, phase: str) -> list[Limits]:
+        return [self.by_phase[name] for name in self.phases(phase)] or [self.all]
 
 
 def intervals_from_json(document: Mapping[str, Any]) -> PredictionIntervals:
@@ -82,7 +98,12 @@ def intervals_from_json(document: Mapping[str, Any]) -> PredictionIntervals:
 
 def _limits(entry: Mapping[str, Any]) -> Limits:
     upper, lower = (_factors(entry.get(name, {})) for name in ("ratio_quantiles", "lower_quantiles"))
-    return Limits(upper, lower, noise_from_json(entry.get("ratios")), str(entry.get("reason", "")))
+    groups = entry.get("by_batch", [])
+    edges = np.array([math.sqrt(small["high"] * large["low"]) for small, large in pairwise(groups)])
+    if not np.all(np.diff(edges, prepend=0.0) > 0):
+        raise ValueError("groups of limits are not rising batches")
+    reason, noise = str(entry.get("reason", "")), noise_from_json(entry.get("ratios"))
+    return Limits(upper, lower, noise, reason, tuple(_limits(each) for each in groups), edges)
 
 
 def _factors(entry: Mapping[str, Any]) -> dict[float, float | None]:

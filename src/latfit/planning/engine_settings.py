@@ -10,7 +10,7 @@ from latfit.model import CONTEXT
 from latfit.planning.engine_names import Flags, named_flags
 from latfit.planning.request import ServingTargets
 from latfit.planning.result import EngineChoice, Kind, Plan, Settings, Unknown
-from latfit.planning.steps.limits import level_for
+from latfit.planning.steps.limits import Level, level_for
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, MIXED, PREFILL
 from latfit.units import format_ms
@@ -67,10 +67,10 @@ SAMPLED_BATCHES = 9  # batches between one decoding request and all of them whos
 
 @dataclass(frozen=True)
 class _Engine:
-    """Step times of a path times a factor by phase. context: cached tokens of a decoding request."""
+    """Step times of a path at a level by phase. context: cached tokens of a decoding request."""
 
     path: ExecutionPath
-    factors: Mapping[str, float]
+    levels: Mapping[str, Level]
     context: float | None
     prompt: float
 
@@ -78,7 +78,7 @@ class _Engine:
         none = np.zeros_like(D)
         cached = {} if self.context is None else {"context_tokens": D * self.context, "prefill_context_tokens": none}
         steps = {"B": D, "S": D, "prefill_requests": none, "prefill_tokens": none, **cached}
-        return self.factors[DECODE] * self.path.fit.latency_ms(**steps)
+        return self.levels[DECODE].at(D) * self.path.fit.latency_ms(**steps)
 
     def slowest_ms(self, D: FloatArray, budget: int) -> FloatArray:
         """Return the slowest step (n,) of `budget` tokens beside up to D - 1 (n,) decoding requests."""
@@ -103,7 +103,8 @@ class _Engine:
         if self.path.fit.reads_context:
             each = self.path.fit.typical.get(CONTEXT, 0.0) if self.context is None else self.context
             steps |= {"context_tokens": D * each + history, "prefill_context_tokens": history}
-        factors = np.where(D > 0, self.factors[MIXED], self.factors[PREFILL])
+        B = D + prompts
+        factors = np.where(D > 0, self.levels[MIXED].at(B), self.levels[PREFILL].at(B))
         return np.asarray(factors * self.path.fit.latency_ms(**steps))
 
 
@@ -127,8 +128,8 @@ def engine_settings(
     """
     if not prices_tokens(path):
         return Unknown(f"{path.label} names no cost per token (per_token=1us), so prompts would look free")
-    factors = {phase: level_for(path, percentile, phase).factor for phase in (DECODE, PREFILL, MIXED)}
-    engine = _Engine(path, factors, context, float(serving.prompt_tokens))
+    levels = {phase: level_for(path, percentile, phase) for phase in (DECODE, PREFILL, MIXED)}
+    engine = _Engine(path, levels, context, float(serving.prompt_tokens))
     tpot, ttft = serving.tpot_ms or sla_ms, serving.ttft_ms and format_ms(serving.ttft_ms)
     largest = min(path.fit.largest_batch, max_batch or path.fit.largest_batch)
     times = engine.decode_ms(np.arange(1.0, largest + 1))

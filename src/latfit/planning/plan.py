@@ -67,7 +67,7 @@ def make_plan(
         messages += above_cliffs([serving.path.fit] if serving.path.nominal is None else [], *limits)
     else:
         unknown["settings"] = settings.reason
-    factor = level_for(serving.path, percentile, serving.phase).factor
+    factors = level_for(serving.path, percentile, serving.phase).at(serving.batches)
     why = f"Not supported by these data: {'; '.join(each.message for each in reasons)}. " if reasons else ""
     plan = structs.replace(
         plan,
@@ -85,7 +85,7 @@ def make_plan(
         },
         unknown=unknown,
     )
-    largest = serving.largest_within(sla_ms, factor)
+    largest = serving.largest_within(sla_ms, factors)
     return structs.replace(plan, engines=engine_flags(plan, largest and min(largest, max_batch or largest)))
 
 
@@ -146,7 +146,8 @@ def _step_answer(
         return f"Every step meets {format_ms(sla_ms)}.", "nothing: the model has no cost that grows with tokens"
     own, path = levels[largest.path], profile.paths[largest.path]
     level = (own.decode if largest.S_max == largest.B else own.of(largest.B)).percentile
-    decode = PathLatency(path, 1).largest_within(sla_ms, own.decode.factor)
+    batches = PathLatency(path, 1)
+    decode = batches.largest_within(sla_ms, own.decode.at(batches.batches))
     edge = " (the most measured)" if decode == path.fit.largest_batch and not path.nominal else ""
     decodes = "" if decode is None else f" decodes up to {decode:,} requests{edge}, or"
     beyond = ", beyond the measured range" if how_far(path, largest) else ""

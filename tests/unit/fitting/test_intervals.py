@@ -105,6 +105,24 @@ def test_a_clock_of_whole_ms_leaves_no_time_out_by_a_thousandth(seed: int) -> No
     assert np.mean((told.low <= T) & (told.high >= T), where=decode) > 0.9
 
 
+def test_stalls_of_a_fixed_time_are_promised_at_each_batch_size() -> None:
+    """One step in twelve waits until 40 ms have passed, four times a step of one request, 1.2 times one of 33."""
+    rng = np.random.default_rng(5)
+
+    def run(rows: int) -> Trace:
+        B = np.round(np.exp(rng.uniform(0, math.log(64), rows)))
+        T = (10 + 0.7 * B) * np.exp(rng.normal(0, 0.02, rows))
+        T = np.where(rng.random(rows) < 1 / 12, np.maximum(T, 40 * np.exp(rng.normal(0, 0.02, rows))), T)
+        return Trace({"B": B, "S": B, "T_ms": T, "t_s": np.arange(rows) * 0.05})
+
+    fit, fresh = fit_trace(run(8000), FitOptions("linear")), run(20_000)
+    told, T, B = predict(fit, fresh, 0.98), fresh.floats("T_ms"), fresh.floats("B")
+    for low, high in ((1, 3), (4, 12), (13, 32), (33, 64)):
+        rows = (low <= B) & (high >= B)
+        assert np.mean(told.high >= T, where=rows) > 0.975
+        assert np.mean(told.high, where=rows) < 1.4 * np.quantile(T[rows], 0.99)
+
+
 class TestCoarseClock:
     """What is said of time by a clock of whole ms: where most steps have one time, the others are no outliers, and how
     fits of folds differ is no noise of the machine."""

@@ -12,7 +12,7 @@ from latfit.model.fit_parts import Errors, Estimate
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
-from latfit.planning.steps.limits import level_for
+from latfit.planning.steps.limits import level_for, levels_for
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold
 from tests.conftest import REFERENCE
 
@@ -78,7 +78,7 @@ class TestInverse:
             path = machine(cpu=fit_with(REFERENCE.tolist(), intervals=known)).paths["cpu"]
             level = level_for(path, 99.0, "decode")
             assert (level.percentile, level.measured) == (99.0, measured)
-            assert level.factor == pytest.approx(factor)
+            assert level.at(1) == pytest.approx(factor)
         plan = make_plan(machine(cpu=fit_with(REFERENCE.tolist(), intervals=alone)), 50.0)
         assert plan.percentile == 99
         assert "from p90" in plan.warnings[0].message
@@ -106,6 +106,17 @@ class TestInverse:
         assert 256 not in found  # 1.1 (2 + 2.56) = 5.016 > 5
         at_64 = [row.B_max for row in plan.B_at_S if row.S == 64]
         assert at_64 == [64]
+
+    def test_limits_of_batch_sizes_are_their_own(self) -> None:
+        """T = 2 + 0.01 S; steps of up to 16 requests take up to 3 times that, larger ones up to 1.1 times."""
+        small, large = ({"ratio_quantiles": {"0.99": factor}} for factor in (3.0, 1.1))
+        groups = [{"low": 1, "high": 16, **small}, {"low": 16, "high": 256, **large}]
+        known = {"ratio_quantiles": {"0.99": 2.0}, "by_phase": {"decode": {**small, "by_batch": groups}}}
+        path = machine(gpu=fit_with([2.0, 0.0, 0.01], "linear", intervals=known)).paths["gpu"]
+        B = np.array([16.0, 17.0, 400.0])
+        assert levels_for(path, 99.0).factors(B, B).tolist() == [3.0, 1.1, 1.1]
+        plan = make_plan(machine(gpu=fit_with([2.0, 0.0, 0.01], "linear", intervals=known)), 5.0)
+        assert {row.S: row.B_max for row in plan.B_at_S if row.S in (16, 32)} == {16: 15, 32: 32}  # 3 (2 + 0.16) > 5
 
     def test_beyond_the_measured_range_is_marked(self) -> None:
         small = fit_with(REFERENCE.tolist(), domain={"B": [1, 256], "S": [1, 256]})

@@ -4,8 +4,9 @@ Scores are ln(observed/predicted) of later rows of a log, or other cells of a gr
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from latfit.fitting.checking.autocorrelation import Persistence, by_run, clipped, persistence
 from latfit.fitting.checking.crossval import HeldOut, expanding_in_runs, held_out
+from latfit.fitting.checking.step_noise import batch_groups
 from latfit.fitting.data import FitData
 from latfit.fitting.diagnostics.drift import CERTAIN, LEAST_SHIFT, change_point
 from latfit.fitting.problem import FitOptions
@@ -106,8 +108,10 @@ def prediction_intervals(
             whole = blocks.among(rows[blocks.rows]) if blocks is not None else None
             scores = Scores.of(data, inside, ordered)
             drift = _drift(data, scores, inside, whole) if ordered else {"drift": False}
-            limits = [scores, *([Scores.of(data, whole, ordered)] if drift["drift"] and whole is not None else [])]
-            by_phase[phase] = {"n": scores.steps, "cells": scores.cells, **_limits(limits), **drift}
+            known = [inside, *([whole] if drift["drift"] and whole is not None else [])]
+            limits = _limits([scores, *(Scores.of(data, each, ordered) for each in known[1:])])
+            groups = _by_batch(data, known, limits, ordered)
+            by_phase[phase] = {"n": scores.steps, "cells": scores.cells, **limits, **groups, **drift}
     drifting = [phase for phase, found in by_phase.items() if found["drift"]]
     every = [left_out, *([blocks] if drifting and blocks is not None else [])]
     return {
@@ -116,6 +120,28 @@ def prediction_intervals(
         "by_phase": by_phase,
         "drift": DRIFTS.format(" and ".join(drifting)) if drifting else "",
     }
+
+
+def _by_batch(data: FitData, known: Sequence[HeldOut], limits: Mapping[str, Any], ordered: bool) -> dict[str, Any]:
+    """Return the limits of groups of batch sizes whose scores spread differently; a level they lack is the phase's."""
+    B = data.B[known[0].rows]
+    independent = known[0].weights * limits["independent_share"]
+    group = batch_groups(B, known[0].log_ratio, independent)
+    spans = [(float(B[group == g].min()), float(B[group == g].max())) for g in range(int(group.max()) + 1)]
+    edges = [math.sqrt(high * low) for (_, high), (low, _) in pairwise(spans)]
+    found = []
+    for g, (low, high) in enumerate(spans if edges else []):
+        parts = [rows.among(np.searchsorted(edges, data.B[rows.rows]) == g) for rows in known]
+        own = _factors([Scores.of(data, part, ordered) for part in parts if len(part.rows)])
+        for side, known_limits in own.items():
+            widest = max if side == "ratio_quantiles" else min
+            reached: list[float] = []
+            for level, factor in known_limits.items():
+                stated = limits[side][level] if factor is None else factor
+                reached += [] if stated is None else [stated]
+                known_limits[level] = None if stated is None else widest(reached)
+        found.append({"low": low, "high": high, **own})
+    return {"by_batch": found} if found else {}
 
 
 def _limits(known: Sequence[Scores]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from latfit.model import Pauses, StepNoise, by_size, ratios_of, size_levels, tai
 from latfit.stats import FloatArray, mad_sigma, weighted_quantiles
 
 LEVEL = 0.05  # chance of a first split into groups where the batch size makes no difference
-MIN_GROUP = 40  # independent steps
+MIN_GROUP = 100  # independent steps; fewer do not show a p99
 
 PAUSE_SIGMA = 5.0  # of log ratios; of log-normal noise one step in 3 million lies beyond
 MIN_PAUSE_RATIO = 2.0  # of observed over typical; below, a curve that misses a size or a busy stretch look alike
@@ -24,19 +24,24 @@ HINT_SLOPE = 0.2  # ... if the slope of ln length over ln T is as far from 0 (fi
 MAX_PAUSES_TESTED = 2000  # pauses that enter the pairwise test; so many decide any question
 
 
-def batch_groups(B: FloatArray, ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
-    """Return the group (n,) of each batch size: sizes are split where the spread of F changes beyond chance."""
+def batch_groups(B: FloatArray, log_ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
+    """Return the group (n,) of each batch size: sizes are split where the spread of steps changes beyond chance.
+
+    The spread is the distance from the median, that of the farthest hundredth being capped. weights: independent steps
+    (n,).
+    """
     number = by_size(B)
     group = np.zeros(len(B), dtype=np.intp)
-    square = (ratio - weighted_quantiles(ratio, (0.5,), weights)[0]) ** 2
-    square -= np.average(square, weights=weights)
-    below, off = (np.cumsum(np.bincount(number, weights=weights * each)) for each in (np.ones(len(B)), square))
+    distance = np.abs(log_ratio - weighted_quantiles(log_ratio, (0.5,), weights)[0])
+    distance = np.minimum(distance, weighted_quantiles(distance, (0.99,), weights)[0])
+    distance -= np.average(distance, weights=weights)
+    below, off = (np.cumsum(np.bincount(number, weights=weights * each)) for each in (np.ones(len(B)), distance))
     tried = (below >= MIN_GROUP) & (below[-1] - below >= MIN_GROUP)
-    if np.max(np.abs(off[tried]), initial=0.0) <= math.sqrt(float(weights @ square**2) * math.log(2 / LEVEL) / 2):
+    if np.max(np.abs(off[tried]), initial=0.0) <= math.sqrt(float(weights @ distance**2) * math.log(2 / LEVEL) / 2):
         return group
     large = number > np.argmax(np.where(tried, np.abs(off), 0.0))
     for side in (~large, large):
-        group[side] = batch_groups(B[side], ratio[side], weights[side])
+        group[side] = batch_groups(B[side], log_ratio[side], weights[side])
     group[large] += group[~large].max() + 1
     return group
 
@@ -159,7 +164,7 @@ def noise_of_steps(B: FloatArray, S: FloatArray, steps: Steps, share: float) -> 
     about = steps._replace(typical=steps.typical * levels.factors(S))
     paused, pauses = separate_pauses(about, share)
     B, ratio, weights = B[~paused], (about.observed / about.typical)[~paused], steps.weights[~paused]
-    group = batch_groups(B, ratio, share * weights)
+    group = batch_groups(B, np.log(ratio), share * weights)
     parts = [group == g for g in range(int(group.max()) + 1)]
     return StepNoise(
         tuple(ratios_of(ratio[of], weights[of], share) for of in parts),

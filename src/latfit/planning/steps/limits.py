@@ -30,11 +30,17 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Level:
-    """Percentile of a phase (None: typical), its upper factor, and the percentile it is extrapolated from."""
+    """Percentile of a phase (None: typical), and the percentile that its factors are extrapolated from.
+
+    factors: upper factors (n,) for 1 to n requests, the last for all larger batches.
+    """
 
     percentile: float | None
-    factor: float
+    factors: FloatArray
     measured: float | None = None
+
+    def at(self, B: float | FloatArray) -> FloatArray:
+        return np.asarray(self.factors[np.minimum(np.asarray(B, dtype=np.intp), len(self.factors)) - 1])
 
 
 @dataclass(frozen=True)
@@ -69,31 +75,34 @@ class StepLevels:
 
     def factors(self, B: FloatArray, S: FloatArray) -> FloatArray:
         """Return the upper factor (n,) of each step; S = B is decode."""
-        prefill = np.where(B == 1, self.alone.factor, self.prefill.factor)
-        return np.asarray(np.where(S == B, self.decode.factor, prefill))
+        prefill = np.where(B == 1, self.alone.at(1), self.prefill.at(B))
+        return np.asarray(np.where(S == B, self.decode.at(B), prefill))
 
 
 def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
-    """Return the upper factor of a phase's steps at a percentile; a phase without limits gets the typical step.
+    """Return the upper factors of a phase's steps at a percentile; a phase without limits gets the typical step.
 
     With too few steps the highest known factor is extrapolated by the tail of all steps, scaled to the phase; without
     one ln factor grows as an exponential tail, ln 1/(1 - share).
     """
     limits, share = path.fit.limits, percentile / 100
-    higher = [level for level in limits.levels if level >= share - 1e-12 and limits.factor(phase, level) is not None]
-    if higher:
-        return Level(percentile, max(limits.factor(phase, min(higher)) or 0.0, 1e-9))
+    B = np.arange(1.0, path.fit.largest_batch + 1)
+    for level in sorted(limits.levels):
+        if level >= share - 1e-12 and (factors := limits.factors(phase, level, B)) is not None:
+            return Level(percentile, factors)
     known = limits.highest_level(phase, share)
-    if known is None:
-        return Level(None, 1.0)
-    own = math.log(max(limits.factor(phase, known) or 1.0, 1.0))
+    highest = None if known is None else limits.factors(phase, known, B)
+    if known is None or highest is None:
+        return Level(None, np.ones(1))
+    own = np.log(np.maximum(highest, 1.0))
     pooled = {level: math.log(factor) for level, factor in limits.all.upper.items() if factor is not None}
     reached = min((level for level in pooled if level >= share - 1e-12), default=None)
     if reached is None:
         log_factor = own * math.log(1 - share) / math.log(1 - known)
     else:  # medians show no spread
-        log_factor = pooled[reached] * (max(own / pooled[known], 1.0) if pooled.get(known, 0.0) > 0 else 1.0)
-    return Level(percentile, math.exp(log_factor), round(100 * known, 6))
+        scale = np.maximum(own / pooled[known], 1.0) if pooled.get(known, 0.0) > 0 else np.ones(len(B))
+        log_factor = pooled[reached] * scale
+    return Level(percentile, np.exp(log_factor), round(100 * known, 6))
 
 
 def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
@@ -131,8 +140,9 @@ def tokens_within(at: Curve, B: int, sla_ms: float, levels: StepLevels, *, top: 
     def widened(S: FloatArray) -> FloatArray:
         return at(S) * levels.wider(np.full(len(S), float(B)), S)
 
-    spans = feasible_ranges(widened, sla_ms / levels.of(B).factor, B + 1, top) if top is None or top > B else []
-    if _one(widened, B) > sla_ms / levels.decode.factor:
+    limit = sla_ms / float(levels.of(B).at(B))
+    spans = feasible_ranges(widened, limit, B + 1, top) if top is None or top > B else []
+    if _one(widened, B) > sla_ms / levels.decode.at(B):
         return spans
     if spans and spans[0].low == B + 1:
         return [Range(B, spans[0].high), *spans[1:]]
@@ -148,11 +158,11 @@ def batch_ranges(
 
         def at(B: FloatArray, S: int = S) -> FloatArray:
             tokens = np.full(len(B), float(S))
-            return np.asarray(levels.wider(B, tokens) * path.fit.latency_ms(**step_columns(B, tokens, context)))
+            slower = levels.factors(B, tokens) * levels.wider(B, tokens)
+            return np.asarray(slower * path.fit.latency_ms(**step_columns(B, tokens, context)))
 
-        limit = sla_ms / max(levels.prefill.factor, levels.alone.factor)
-        spans = feasible_ranges(at, limit, 1, S - 1) if S > 1 else []
-        if _one(at, S) <= sla_ms / levels.decode.factor:
+        spans = feasible_ranges(at, sla_ms, 1, S - 1) if S > 1 else []
+        if _one(at, S) <= sla_ms:
             joins = bool(spans) and spans[-1].high == S - 1
             spans = [*spans[:-1], Range(spans[-1].low, S)] if joins else [*spans, Range(S, S)]
         beyond = _beyond(path, "S", Range(S, S))

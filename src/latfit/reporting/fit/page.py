@@ -129,7 +129,7 @@ def sla_line(path: ExecutionPath, plan: Plan, percentile: float) -> SlaLine:
     level = levels_for(path, percentile).prefill
     share = "typical step" if level.percentile is None else f"{level.percentile:g} % of steps"
     decode = plan_tables.decode_limit(plan) if path.name == plan.engines_path else None
-    return SlaLine(f"{format_ms(plan.sla_ms)} for {share}", plan.sla_ms / level.factor, decode)
+    return SlaLine(f"{format_ms(plan.sla_ms)} for {share}", plan.sla_ms / float(level.factors.max()), decode)
 
 
 def _limits(report: ReportInput, nearby: Mapping[str, Mapping[str, Plan]], pictures: Sequence[Picture]) -> Section:
