@@ -20,11 +20,12 @@ known of a step does better there.
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from latfit.fitting.checking.crossval import assign_folds, parts_in_time
@@ -166,7 +167,7 @@ def print_cuts(rows: Trace, smoke: bool) -> None:
             T, told = test.floats("T_ms"), predict(fit, test, 0.9)
             known = np.isfinite(told.low) & np.isfinite(told.high)
             held = float(np.mean(((told.low <= T) & (told.high >= T))[known])) if known.any() else float("nan")
-            plain = ape(predict(replace(fit, correction=None), test, 0.9).T_ms, test).mean()
+            plain = ape(predict(structs.replace(fit, correction=None), test, 0.9).T_ms, test).mean()
             print(
                 f"cut {column} <= {limit:g} ({100 * share:.0f} %), {fit.name}: parametric {plain:.1f} %, auto"
                 f" {ape(told.T_ms, test).mean():.1f} %, 90 % intervals hold {100 * held:.0f} %,"

@@ -27,7 +27,7 @@ import numpy as np
 
 from latfit.files import TEMPORARY
 from latfit.hardware import HardwareProfile
-from latfit.model import read_fit
+from latfit.model import FitResult
 from latfit.trace.parquet import read_parquet
 
 PROFILE = "profile --device numpy --grid B=1,2;S=1,4 --budget 1s --precision 0.001 --processes 1 --out profiled.parquet"
@@ -110,7 +110,7 @@ class Folder:
 
 
 CHECKS: dict[str, Callable[[Path], object]] = {
-    ".fit.json": read_fit,
+    ".fit.json": FitResult.read,
     "hardware.json": HardwareProfile.read,
     ".parquet": read_parquet,
     ".json": lambda file: json.loads(file.read_text()),

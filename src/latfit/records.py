@@ -57,12 +57,21 @@ class Record(msgspec.Struct, frozen=True, dict=True):
         """Return a document of an older version in today's form."""
         return document
 
+    def check(self) -> None:
+        """Raise ValueError for values that a file must not have."""
+
     @classmethod
     def from_json(cls, document: Any, where: str = "the document") -> Self:
         """Return the record in a decoded document; keys without a field are ignored. Raises BadInput for a field."""
         config = cls.__struct_config__
         schema = None if config.tag is None else (config.tag_field, config.tag)
-        return decode(document, lambda found: convert(cls.upgrade(found), cls), schema, where, cls.what, cls.made_by)
+
+        def make(found: Mapping[str, Any]) -> Self:
+            record = convert(cls.upgrade(found), cls)
+            record.check()
+            return record
+
+        return decode(document, make, schema, where, cls.what, cls.made_by)
 
     @classmethod
     def read(cls, source: Path) -> Self:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from latfit.cli.app import run
-from latfit.model.fit_result import write_fit
 from tests.unit.planning.test_plan import line
 
 Captured = pytest.CaptureFixture[str]
@@ -17,7 +16,7 @@ def latfit(*arguments: object) -> int:
 
 @pytest.fixture
 def folder(in_tmp: Path) -> Path:
-    write_fit(in_tmp / "gpu.fit.json", line(8, 0.05))
+    line(8, 0.05).write(in_tmp / "gpu.fit.json")
     return in_tmp
 
 

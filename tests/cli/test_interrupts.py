@@ -13,7 +13,7 @@ import pytest
 from benchmarks.soak.interrupts import INTERRUPTED, marked, processes_of
 
 from latfit.hardware import HardwareProfile
-from latfit.model import read_fit
+from latfit.model import FitResult
 from latfit.trace import Trace, write_trace
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are looked for in /proc")
@@ -53,7 +53,7 @@ def test_fits_of_many_systems_that_are_done_are_kept(in_tmp: Path) -> None:
     write_systems("many.parquet", SYSTEMS)
     told = interrupted("fit many.parquet --each --path {model}", lambda: list(Path.cwd().glob("many.*.fit.json")))
     assert "Stopped: " in told
-    done = [read_fit(file) for file in Path.cwd().glob("many.*.fit.json")]
+    done = [FitResult.read(file) for file in Path.cwd().glob("many.*.fit.json")]
     assert 1 <= len(done) < SYSTEMS
     assert len(HardwareProfile.read(Path("hardware.json")).paths) <= len(done)
     left = {file.name for file in Path.cwd().iterdir() if ".fit.json" not in file.name}

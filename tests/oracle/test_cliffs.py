@@ -1,7 +1,6 @@
 """Cliffs in planted step times: false alarms on smooth machines, power on steps of 10 %, place, size and messages."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -91,7 +90,7 @@ def test_captured_graphs_are_found_in_a_fitted_log() -> None:
 def with_cliff(size: int, engine: str) -> FitResult:
     fit = latfit.fit(pd.DataFrame({"B": [1, 2, 4, 8] * 5, "S": [1, 2, 4, 8] * 5, "T_ms": [1, 2, 4, 8.1] * 5})).result
     diagnostics = structs.replace(fit.diagnostics, cliffs=Cliffs([Cliff("B", size, size + 1, 20.0, (18, 22), 15.0)], 9))
-    return replace(fit, diagnostics=diagnostics, provenance={"identity": {"engine": engine}})
+    return structs.replace(fit, diagnostics=diagnostics, provenance={"identity": {"engine": engine}})
 
 
 def test_a_plan_names_the_size_and_the_option_below_its_limit() -> None:

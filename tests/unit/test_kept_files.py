@@ -10,7 +10,7 @@ import pytest
 
 import latfit
 from latfit.hardware import HardwareProfile
-from latfit.model import read_fit
+from latfit.model import FitResult
 from tests.conftest import ROOT
 
 KEPT = ROOT / "tests" / "kept"
@@ -50,7 +50,7 @@ def test_a_fit_predicts_what_it_predicted(file: Path, tmp_path: Path) -> None:
 
 @versions("fit.json.gz")
 def test_a_fit_that_is_written_again_is_the_same(file: Path, tmp_path: Path) -> None:
-    fit = read_fit(unpacked(file, tmp_path))
+    fit = FitResult.read(unpacked(file, tmp_path))
     assert latfit.Fit.from_json(fit.to_json()).to_json() == fit.to_json()
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from msgspec import structs
@@ -84,7 +83,7 @@ def add_to_catalog(request: CatalogAddRequest) -> PlainAnswer:
             error_pct=fit.cross_validation.mape_pct,
             weights=request.weights,
             source=request.source or "",
-            fit=replace(fit, warnings=()).to_json(),
+            fit=structs.replace(fit, warnings=()).to_json(),
         )
     except ValueError:
         remedy = "Write GPU/MODEL in lower case: h100/llama-3.1-8b@tp2."
@@ -117,7 +116,7 @@ def fit_in_catalog(name: str) -> FitResult:
         origin = f"{plain} was not measured: scaled from {entry.name} by bandwidth and FLOPs"
     lacks = f"; its steps lack {entry.lacks}" if entry.lacks else ""
     text = f"{origin}{lacks}. Expect an error of {format_percent(100 * error)}."
-    return replace(
+    return structs.replace(
         catalogue.widen(fit, error),
         warnings=[message("from_catalog", what=text)],
     )
@@ -143,4 +142,4 @@ def _scaled(
     fit = fit_steps(Trace(catalogue.scaled_steps(found[0], gpu, weights, tp)), model="roofline").result
     system = {"hardware": gpu, "model": model, "tp": str(tp)}
     facts = structs.replace(fit.data, source=name, sources=[name])
-    return found[0], replace(fit, data=facts, provenance={**fit.provenance, "identity": system})
+    return found[0], structs.replace(fit, data=facts, provenance={**fit.provenance, "identity": system})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from latfit import reporting
@@ -30,7 +31,7 @@ from latfit.api.requests import FitEachRequest, FitRequest, PredictRequest, Read
 from latfit.catalogue import PREFIX
 from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
 from latfit.messages import Message
-from latfit.model import DataFacts, FitResult, fit_from_json, read_fit, write_fit
+from latfit.model import DataFacts, FitResult
 from latfit.provenance import run_facts
 from latfit.trace import (
     DECODE,
@@ -240,11 +241,7 @@ class Fit(Answer):
 
     @classmethod
     def from_json(cls, document: Any, path: str | None = None) -> "Fit":
-        return _with_its_path(fit_from_json(document, "the document"), path)
-
-    def save(self, target: str | Path) -> None:
-        """Write a `.fit.json` file. Raises TargetNotWritable."""
-        write_fit(Path(target), self.result)
+        return _with_its_path(FitResult.from_json(document), path)
 
     @classmethod
     def load(cls, source: str | Path, path: str | None = None) -> "Fit":
@@ -253,7 +250,7 @@ class Fit(Answer):
             from latfit.api.catalogue import fit_in_catalog
 
             return _with_its_path(fit_in_catalog(str(source)), path)
-        return _with_its_path(read_fit(Path(source)), path)
+        return _with_its_path(FitResult.read(Path(source)), path)
 
     def __repr__(self) -> str:
         on = f" of path {self.path}" if self.path else ""
@@ -446,7 +443,7 @@ def _fit_systems(
             if isinstance(outcome, Exception):
                 errors.append(outcome)
                 facts = DataFacts.from_json(task(number).data)
-                outcome = replace(failed_fit(options.model, outcome), data=facts, provenance=origin)
+                outcome = structs.replace(failed_fit(options.model, outcome), data=facts, provenance=origin)
             fits[number] = Fit(outcome, paths[number], systems[number][1])
             if made is not None:
                 made(labels[number], fits[number])

@@ -16,7 +16,7 @@ import msgspec
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.files import write_json
-from latfit.model import FitResult, fit_from_json
+from latfit.model import FitResult
 from latfit.records import Record
 
 PREFIX = "catalog:"
@@ -75,7 +75,7 @@ def entry_named(name: str) -> CatalogEntry:
 
 
 def fit_of(entry: CatalogEntry) -> FitResult:
-    return fit_from_json(entry.fit, f"{PREFIX}{entry.name}")
+    return FitResult.from_json(entry.fit, f"{PREFIX}{entry.name}")
 
 
 def add_entry(entry: CatalogEntry, folder: Path | None = None) -> Path:

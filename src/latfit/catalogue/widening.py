@@ -6,7 +6,6 @@ quadrature to the limits of steps and to the held-out errors.
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,9 @@ def widen(fit: FitResult, error: float) -> FitResult:
         tested = structs.replace(tested, errors=_add(tested.errors, error))
     wider, draws = _widen_limits(fit.intervals, sd), _scale_draws(fit, sd)
     diagnostics = structs.replace(fit.diagnostics, lack_of_fit=None)
-    return replace(fit, intervals=wider, draws=draws, cross_validation=tested, baselines={}, diagnostics=diagnostics)
+    return structs.replace(
+        fit, intervals=wider, draws=draws, cross_validation=tested, baselines={}, diagnostics=diagnostics
+    )
 
 
 def scale_times(fit: FitResult, names: tuple[str, ...], values: FloatArray, factors: FloatArray) -> FloatArray:

@@ -13,7 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.data import Rows
-from latfit.model import OF_PREFILL_ALONE, OF_STEPS, Correction, coordinates, corners_of, features_of, prefill_only
+from latfit.model import (
+    DECIMALS,
+    OF_PREFILL_ALONE,
+    OF_STEPS,
+    Correction,
+    coordinates,
+    corners_of,
+    features_of,
+    prefill_only,
+)
 from latfit.stats import FloatArray
 
 Formula = Callable[[Mapping[str, FloatArray]], FloatArray]  # columns of steps (n,) -> latency in ms (n,)
@@ -218,7 +227,12 @@ def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, mode
         free = may_fall(grid)
         rising = make_monotone(fit_isotonic(log_ms + table, free, support), free) - log_ms
         tables.append((grid.nodes, np.clip(table, rising - smoothing.noise / 2, rising + smoothing.noise / 2)))
-    return Correction(*tables[0], alone=Correction(*tables[1]) if len(tables) > 1 else None)
+    found = None
+    for nodes, values in reversed(tables):
+        rounded = {name: np.round(each, DECIMALS) for name, each in nodes.items()}
+        found = Correction(rounded, np.round(values, DECIMALS).ravel(), found)
+    assert found is not None
+    return found
 
 
 def fit_isotonic(table: FloatArray, free: Sequence[NDArray[np.bool_]], support: FloatArray) -> FloatArray:

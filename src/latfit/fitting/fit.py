@@ -103,11 +103,13 @@ def fit_trace(
         if correction and selection:
             selection["reason"] = f"{selection['reason']} A table learnt from its residuals corrects what it misses."
     best = _score(rows, chosen, correction.held_out if not windows and correction else None)
-    fit = replace(_describe(rows, chosen, best, doubt), typical=typical_context(rows.steps, rows.weights), **facts)
+    fit = structs.replace(
+        _describe(rows, chosen, best, doubt), typical=typical_context(rows.steps, rows.weights), **facts
+    )
     if not windows:
-        fit = replace(fit, diagnostics=structs.replace(fit.diagnostics, cliffs=find_cliffs(rows, fit)))
+        fit = structs.replace(fit, diagnostics=structs.replace(fit.diagnostics, cliffs=find_cliffs(rows, fit)))
     if odd:
-        fit = replace(fit, diagnostics=structs.replace(fit.diagnostics, contradictions=odd.to_json(every)))
+        fit = structs.replace(fit, diagnostics=structs.replace(fit.diagnostics, contradictions=odd.to_json(every)))
     messages = [
         *(odd.warnings(every) if odd else []),
         *([window_warning(fit.model, is_spread_known(trace))] if windows else []),
@@ -119,7 +121,7 @@ def fit_trace(
         # what differs between systems is neither noise nor the model's
         messages = [pooled, *(each for each in messages if each.code not in EXPLAINED_BY_POOLING)]
     tested = structs.replace(fit.cross_validation, selection=selection or None)
-    return replace(fit, warnings=messages, cross_validation=tested)
+    return structs.replace(fit, warnings=messages, cross_validation=tested)
 
 
 def _domain(rows: FitData, largest: Mapping[str, float]) -> dict[str, list[float]]:

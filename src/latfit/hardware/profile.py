@@ -16,7 +16,7 @@ from latfit.files import dumps, rewrite
 from latfit.hardware.ceiling import Ceiling
 from latfit.hardware.nominal import Nominal, parse_nominal
 from latfit.messages import Message, message
-from latfit.model import FitResult, fit_from_json, fitted_identity
+from latfit.model import FitResult, fitted_identity
 from latfit.records import NotNegative, Record, to_builtins
 from latfit.trace import SYSTEM, Fact, facts_beside
 from latfit.units import format_percent
@@ -71,7 +71,7 @@ class ExecutionPath(Record, frozen=True):
     def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
         text = document.get("nominal", document.get("quoted"))  # "quoted" in files of latfit 0.1
         nominal = None if text is None else parse_nominal(str(text), "nominal")
-        fit = fit_from_json(document.get("fit"), "fit") if nominal is None else nominal.as_fit()
+        fit = FitResult.from_json(document.get("fit"), "fit") if nominal is None else nominal.as_fit()
         return {**document, "fit": fit, "nominal": nominal}
 
 

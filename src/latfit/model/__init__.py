@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from latfit.model.baselines import CONSTANT as CONSTANT, LINEAR as LINEAR
     from latfit.model.correction import (
         CORRECTION as CORRECTION,
+        DECIMALS as DECIMALS,
         OF_PREFILL_ALONE as OF_PREFILL_ALONE,
         OF_STEPS as OF_STEPS,
         Correction as Correction,
@@ -43,12 +44,9 @@ if TYPE_CHECKING:
         STORED_DRAWS as STORED_DRAWS,
         FitResult as FitResult,
         FitStatus as FitStatus,
-        fit_from_json as fit_from_json,
         fitted_identity as fitted_identity,
         latency_draws as latency_draws,
         parameter_draws as parameter_draws,
-        read_fit as read_fit,
-        write_fit as write_fit,
     )
     from latfit.model.noise.draws import (
         NoiseTable as NoiseTable,

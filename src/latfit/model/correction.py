@@ -4,14 +4,14 @@ The outermost nodes are about zero and clamp. Definition: docs/theory/fitting.md
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latfit.model.features import Features, features_of
+from latfit.records import Record
 from latfit.stats import FloatArray, IntArray
 
 DECODING, PREFILL, CONTEXT, LENGTH = "decode_requests", "prefill_tokens", "decode_context", "prefill_length"
@@ -38,62 +38,39 @@ _READS = {
     REQUESTS: ("prefill_requests",),
 }
 
-DECIMALS = 5
+DECIMALS = 5  # of nodes and values
 MOST = 20.0  # upper bound of |g| in a valid file
 CORRECTION = "+correction"  # suffix of the name of a model with a correction
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Correction:
+class Correction(Record, frozen=True, eq=False, omit_defaults=True):
     nodes: Mapping[str, FloatArray]  # rising values of ln(1 + x) by axis, (m_a,) each
-    values: FloatArray  # g at the nodes, one dimension per axis
-    alone: "Correction | None" = None  # table of steps of prefill alone; None if they have none
+    log_factor: FloatArray  # g at the nodes, the last axis fastest
+    prefill_alone: "Correction | None" = None  # table of steps of prefill alone; None if they have none
 
-    def log_factor(self, features: Features) -> FloatArray:
+    def __post_init__(self) -> None:
+        if not self.nodes or not any(set(self.nodes) <= {*axes} for axes in (OF_STEPS, OF_PREFILL_ALONE)):
+            raise ValueError(f"no such axes: {', '.join(self.nodes) or 'none given'}")
+        if any(each.ndim != 1 or len(each) < 2 or not np.all(np.diff(each) > 0) for each in self.nodes.values()):
+            raise ValueError("nodes of an axis are two rising numbers or more")
+        count = math.prod(map(len, self.nodes.values()))
+        if self.log_factor.size != count or not np.all(np.abs(self.log_factor) < MOST):
+            raise ValueError(f"log_factor has {self.log_factor.size:,} numbers for {count:,} nodes")
+
+    def of_features(self, features: Features) -> FloatArray:
         corners, shares = corners_of(self.nodes, coordinates(self.nodes, features))
-        g = np.asarray((self.values.ravel()[corners] * shares).sum(axis=1))
-        if self.alone is None or not (only := prefill_only(features)).any():
+        g = np.asarray((self.log_factor[corners] * shares).sum(axis=1))
+        if self.prefill_alone is None or not (only := prefill_only(features)).any():
             return g
-        return np.where(only, self.alone.log_factor(features), g)
+        return np.where(only, self.prefill_alone.of_features(features), g)
 
     def of_steps(self, steps: Mapping[str, FloatArray]) -> FloatArray:
-        return self.log_factor(features_of(steps))
-
-    @property
-    def all(self) -> tuple["Correction", ...]:
-        return (self,) if self.alone is None else (self, self.alone)
+        return self.of_features(features_of(steps))
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(name for table in self.all for axis in table.nodes for name in _READS[axis])
-
-    def to_json(self) -> dict[str, Any]:
-        nodes = {name: np.round(values, DECIMALS).tolist() for name, values in self.nodes.items()}
-        table = {"nodes": nodes, "log_factor": np.round(self.values, DECIMALS).ravel().tolist()}
-        return table if self.alone is None else {**table, "prefill_alone": self.alone.to_json()}
-
-    @classmethod
-    def from_json(cls, part: Mapping[str, Any] | None, axes: Sequence[str] = OF_STEPS) -> "Correction | None":
-        if not part:
-            return None
-        try:
-            return cls._read(part, axes)
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            raise ValueError(f"correction: {error}") from None
-
-    @classmethod
-    def _read(cls, part: Mapping[str, Any], axes: Sequence[str]) -> "Correction":
-        nodes = {str(name): np.asarray(values, dtype=np.float64) for name, values in part["nodes"].items()}
-        values = np.asarray(part["log_factor"], dtype=np.float64)
-        unknown = [name for name in nodes if name not in axes]
-        if unknown or not nodes:
-            raise ValueError(f"no such axis: {', '.join(unknown) or 'none given'}")
-        if any(each.ndim != 1 or len(each) < 2 or not np.all(np.diff(each) > 0) for each in nodes.values()):
-            raise ValueError("nodes of an axis are two rising numbers or more")
-        shape = tuple(len(each) for each in nodes.values())
-        if values.size != np.prod(shape) or not np.all(np.abs(values) < MOST):
-            raise ValueError(f"log_factor has {values.size:,} numbers for {int(np.prod(shape)):,} nodes")
-        return cls(nodes, values.reshape(shape), cls.from_json(part.get("prefill_alone"), OF_PREFILL_ALONE))
+        tables = (self, self.prefill_alone)
+        return tuple(name for table in tables if table is not None for axis in table.nodes for name in _READS[axis])
 
 
 def prefill_only(features: Features) -> NDArray[np.bool_]:

@@ -2,18 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.files import write_json
-from latfit.inputs import read_json
-from latfit.messages import Message as LatfitWarning
+from latfit.messages import Message
 from latfit.model.base import LatencyModel, Parameter, Steps
 from latfit.model.correction import CORRECTION, Correction
 from latfit.model.features import CONTEXT, MIXED_FROM, StepTable, with_typical_context
@@ -32,12 +29,10 @@ from latfit.model.noise.step_noise import StepNoise
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
 from latfit.model.support import ROUNDING, check_support, kinds_of, outside_by, read_by
-from latfit.records import convert, decode, to_builtins
+from latfit.records import Record
 from latfit.stats import FloatArray
 from latfit.units import format_percent, number
 
-SCHEMA = "latfit.fit/1"
-WHAT, MADE_BY = "fit", "latfit fit TRACE"
 MAX_DISTANCE = 3.0  # in median distances of the held-out steps; intervals widen up to here
 FULL_ERROR_DISTANCE = 0.25  # of the held-out distance; the held-out error counts in full from here, in part before
 MAX_BATCH = 1 << 20  # a damaged file can say that larger batches were measured
@@ -89,26 +84,28 @@ class FitStatus(Enum):
         return str(self.value)
 
 
-@dataclass(frozen=True, repr=False)
-class FitResult:
+class FitResult(Record, frozen=True, eq=False, tag_field="schema", tag="latfit.fit/1"):
+    what: ClassVar[str] = "fit"
+    made_by: ClassVar[str] = "latfit fit TRACE"
+
     model: str
     status: FitStatus
     parameters: Mapping[str, Estimate]
-    metrics: Errors = field(default_factory=Errors)
-    cross_validation: CrossValidation = field(default_factory=CrossValidation)
-    baselines: Mapping[str, Baseline] = field(default_factory=dict)
-    identifiability: Identifiability = field(default_factory=Identifiability)
-    diagnostics: Diagnostics = field(default_factory=Diagnostics)
-    intervals: Mapping[str, Any] = field(default_factory=dict)
-    domain: Mapping[str, Sequence[int | float]] = field(default_factory=dict)  # least and largest value by column
-    data: DataFacts = field(default_factory=DataFacts)
-    provenance: Mapping[str, Any] = field(default_factory=dict)
-    warnings: Sequence[LatfitWarning] = ()
-    bootstrap: Mapping[str, Any] = field(default_factory=dict)
-    draws: Mapping[str, Any] = field(default_factory=dict)  # see `parameter_draws`
-    typical: Mapping[str, float] = field(default_factory=dict)  # see `features.typical_context`
+    metrics: Errors = Errors()
+    cross_validation: CrossValidation = CrossValidation()
+    baselines: Mapping[str, Baseline] = {}
+    identifiability: Identifiability = Identifiability()
+    diagnostics: Diagnostics = Diagnostics()
+    intervals: Mapping[str, Any] = {}
+    domain: Mapping[str, Sequence[int | float]] = {}  # least and largest value by column
+    data: DataFacts = DataFacts()
+    provenance: Mapping[str, Any] = {}
+    warnings: Sequence[Message] = ()
+    bootstrap: Mapping[str, Any] = {}
+    draws: Mapping[str, Any] = {}  # see `parameter_draws`
+    typical: Mapping[str, float] = {}  # see `features.typical_context`
     correction: Correction | None = None  # learned correction of the parametric model, or None
-    support: Mapping[str, Sequence[float]] = field(default_factory=dict)  # measured region, see `model.support`
+    support: Mapping[str, Sequence[float]] = {}  # measured region, see `model.support`
 
     def __repr__(self) -> str:
         n, median = self.metrics.n, format_percent(self.metrics.median_ape_pct)
@@ -279,86 +276,62 @@ class FitResult:
         return np.asarray((np.asarray(S) > MIXED_FROM * np.asarray(B)) | reported)
 
     def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"schema": SCHEMA, **to_builtins(replace(self, correction=None))}
+        found = super().to_json()
         found["status"] = {"ok": self.status.ok, "code": self.status.code, "message": self.status.sentence}
         for scores in (found["cross_validation"], *(each["cv"] for each in found["baselines"].values())):
             scores |= scores.pop("errors", {})
         found["data"] = self.data.to_json()
-        found["correction"] = self.correction.to_json() if self.correction is not None else None
         return found
 
-
-def fit_from_json(document: Any, where: str) -> FitResult:
-    """Return the record in a decoded `.fit.json`. Raises BadInput that names the invalid field."""
-    return decode(document, _make, SCHEMA, where, WHAT, MADE_BY)
-
-
-def read_fit(source: Path) -> FitResult:
-    """Return the record in a `.fit.json` file. Raises BadInput."""
-    return fit_from_json(read_json(source, what=WHAT, made_by=MADE_BY), str(source))
-
-
-def write_fit(target: Path, fit: FitResult) -> None:
-    write_json(target, fit.to_json())
-
-
-def _make(document: Mapping[str, Any]) -> FitResult:
-    if document["model"] not in FAMILY:
-        raise ValueError(f"model {document['model']!r} is not known here")
-    found = convert(
-        {
+    @classmethod
+    def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        baselines = document.get("baselines", {}).items()
+        return {
             **document,
             "status": document["status"]["code"],
             "cross_validation": _nest_errors(document.get("cross_validation", {})),
-            "baselines": {
-                name: {**scores, "cv": _nest_errors(scores.get("cv", {}))}
-                for name, scores in document.get("baselines", {}).items()
-            },
+            "baselines": {name: {**each, "cv": _nest_errors(each.get("cv", {}))} for name, each in baselines},
             "data": DataFacts.upgrade(document.get("data", {})),
-            "warnings": [LatfitWarning.upgrade(each) for each in document.get("warnings", ())],
-            "correction": None,
-        },
-        FitResult,
-    )
-    found = replace(found, correction=Correction.from_json(document.get("correction")))
-    _check(found)
-    return found
+            "warnings": [Message.upgrade(each) for each in document.get("warnings", ())],
+            "correction": document.get("correction") or None,
+        }
+
+    def check(self) -> None:
+        if self.model not in FAMILY:
+            raise ValueError(f"model {self.model!r} is not known here")
+        wrong = [p.name for p in self.structure.parameters if not _is_possible(p, self.parameters.get(p.name))]
+        if self.status.ok and wrong:
+            raise ValueError(f"parameters without a possible value: {', '.join(wrong)}")
+        if self.status.ok and (missing := [name for name in ("B", "S") if name not in self.domain]):
+            raise ValueError(f"the domain names no {' and no '.join(missing)}")
+        for name, (low, high) in self.domain.items():
+            if not 0 <= low <= high < MAX_VALUE:
+                raise ValueError(f"domain of {name} is {low} to {high}")
+        check_support(self.support)
+        if not all(0 <= tokens < MAX_VALUE for tokens in self.typical.values()):
+            raise ValueError(f"typical is {dict(self.typical)}")
+        for name, facts in (*self.provenance.items(), *self.data.more.items()):
+            if name in ("identity", "trace", "system", "reading") and not isinstance(facts, dict):
+                raise ValueError(f"{name} is no object")
+        if self.draws:
+            names, values = self.draws["parameters"], np.asarray(self.draws["values"], dtype=np.float64)
+            if len(values) and (values.shape[1:] != (len(names),) or not np.all(np.abs(values) < MAX_VALUE)):
+                raise ValueError("draws do not fit their parameters")
+            if not set(names) <= {p.name for p in self.structure.parameters}:
+                raise ValueError("draws are of other parameters")
+        _ = self.limits  # parsing checks them
+        if not self.status.ok:
+            return
+        B, S = (each.ravel() for each in np.meshgrid(*(np.maximum(self.domain[column], 1.0) for column in ("B", "S"))))
+        with np.errstate(all="ignore"):
+            T = self.latency_ms(B, np.maximum(S, B))
+        if not np.all((T > 0) & (T < MAX_VALUE)):
+            raise ValueError(f"it predicts {T.min():g} to {T.max():g} ms within its measured range")
 
 
 def _nest_errors(scores: Mapping[str, Any]) -> dict[str, Any]:
     """Return held-out errors, which stand beside other keys in a file, under a key of their own."""
     return {**scores, "errors": scores if "folds" in scores else None}
-
-
-def _check(fit: FitResult) -> None:
-    wrong = [p.name for p in fit.structure.parameters if not _is_possible(p, fit.parameters.get(p.name))]
-    if fit.status.ok and wrong:
-        raise ValueError(f"parameters without a possible value: {', '.join(wrong)}")
-    if fit.status.ok and (missing := [name for name in ("B", "S") if name not in fit.domain]):
-        raise ValueError(f"the domain names no {' and no '.join(missing)}")
-    for name, (low, high) in fit.domain.items():
-        if not 0 <= low <= high < MAX_VALUE:
-            raise ValueError(f"domain of {name} is {low} to {high}")
-    check_support(fit.support)
-    if not all(0 <= tokens < MAX_VALUE for tokens in fit.typical.values()):
-        raise ValueError(f"typical is {dict(fit.typical)}")
-    for name, facts in (*fit.provenance.items(), *fit.data.more.items()):
-        if name in ("identity", "trace", "system", "reading") and not isinstance(facts, dict):
-            raise ValueError(f"{name} is no object")
-    if fit.draws:
-        names, values = fit.draws["parameters"], np.asarray(fit.draws["values"], dtype=np.float64)
-        if len(values) and (values.shape[1:] != (len(names),) or not np.all(np.abs(values) < MAX_VALUE)):
-            raise ValueError("draws do not fit their parameters")
-        if not set(names) <= {p.name for p in fit.structure.parameters}:
-            raise ValueError("draws are of other parameters")
-    intervals_from_json(fit.intervals)
-    if not fit.status.ok:
-        return
-    B, S = (each.ravel() for each in np.meshgrid(*(np.maximum(fit.domain[column], 1.0) for column in ("B", "S"))))
-    with np.errstate(all="ignore"):
-        T = fit.latency_ms(B, np.maximum(S, B))
-    if not np.all((T > 0) & (T < MAX_VALUE)):
-        raise ValueError(f"it predicts {T.min():g} to {T.max():g} ms within its measured range")
 
 
 def _is_possible(parameter: Parameter, found: Estimate | None) -> bool:

@@ -14,7 +14,7 @@ from latfit.api.simulations import SETTINGS
 from latfit.cli.app import run
 from latfit.errors import BadInput
 from latfit.files import dumps
-from latfit.model import Estimate, FitResult, FitStatus, write_fit
+from latfit.model import Estimate, FitResult, FitStatus
 from latfit.policies import Settings
 from latfit.simulation import EngineSettings, linear_costs, serve
 from latfit.workload import make_requests
@@ -43,7 +43,7 @@ def fit(in_tmp: Path) -> Path:
     values = {"tau_0": 8.0, "tau_B": 0.05, "tau_S": 0.02}
     parameters = {name: Estimate(value, None, None, None, "ms") for name, value in values.items()}
     measured = {"B": [1, 4096], "S": [1, 65536]}
-    write_fit(in_tmp / "a.fit.json", FitResult("linear", FitStatus.CONVERGED, parameters, domain=measured))
+    FitResult("linear", FitStatus.CONVERGED, parameters, domain=measured).write(in_tmp / "a.fit.json")
     return in_tmp / "a.fit.json"
 
 

@@ -10,7 +10,7 @@ from latfit.fitting.fit import fit_trace
 from latfit.fitting.prediction import NO_PREFILL, evaluate, known_levels, predict, typical_ms
 from latfit.fitting.problem import FitOptions
 from latfit.fitting.sensitivity import sensitivity_of
-from latfit.model.fit_result import FitResult, fit_from_json
+from latfit.model.fit_result import FitResult
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
 
@@ -67,7 +67,7 @@ class TestDecodeOnly:
 
     def test_prefill_is_not_told(self, decode: FitResult) -> None:
         assert decode.identifiability.prefill is False
-        again = fit_from_json(decode.to_json(), "memory")
+        again = FitResult.from_json(decode.to_json(), "memory")
         found = predict(again, Trace({"B": np.array([8.0, 8.0]), "S": np.array([8.0, 64.0])}))
         assert found.why_outside.tolist() == ["", NO_PREFILL]
         assert np.isfinite(found.low).tolist() == np.isfinite(found.high).tolist() == [True, False]

@@ -1,10 +1,9 @@
 """How much slower a run is than another: planted slowdowns, false alarms, and what cannot be compared."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from benchmarks.gate import SAMPLES, Source, alarm, made_up, slowed
+from msgspec import structs
 
 from latfit.errors import BadInput
 from latfit.fitting.compare import Measured, changes_between, judge
@@ -71,7 +70,7 @@ class TestFits:
         assert same.gravest == "as fast"
 
     def test_nothing_in_common(self, fit: FitResult) -> None:
-        far = replace(fit, domain={"B": [1000, 2000], "S": [1, 4096]})
+        far = structs.replace(fit, domain={"B": [1000, 2000], "S": [1, 4096]})
         with pytest.raises(BadInput, match=r"no common range of B: 1 to 256 in the first, 1,000 to 2,000 in the other"):
             changes_between([(Measured(fit), Measured(far))], 5)
 

@@ -135,10 +135,12 @@ def test_interpolates_as_scipy_does(corrected: FitResult) -> None:
     assert table is not None
     columns = steps(500, np.random.default_rng(5))
     features = features_of(columns)
-    known = RegularGridInterpolator(list(table.nodes.values()), table.values)
+    known = RegularGridInterpolator(
+        list(table.nodes.values()), table.log_factor.reshape([len(x) for x in table.nodes.values()])
+    )
     axes = {"decode_requests": features["D"], "prefill_tokens": features["P"]}
     points = np.stack([np.log1p(axes[name]) for name in table.nodes], axis=1)
-    assert table.log_factor(features) == pytest.approx(known(points), abs=1e-12)
+    assert table.of_features(features) == pytest.approx(known(points), abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(3))

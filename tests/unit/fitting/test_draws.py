@@ -12,13 +12,7 @@ from latfit.fitting.solver.solve import solve
 from latfit.fitting.uncertainty.bootstrap import from_covariance
 from latfit.fitting.uncertainty.covariance import relative_error_at, uncertainty
 from latfit.fitting.uncertainty.intervals import DoubtOptions
-from latfit.model.fit_result import (
-    STORED_DRAWS,
-    FitResult,
-    parameter_draws,
-    read_fit,
-    write_fit,
-)
+from latfit.model.fit_result import STORED_DRAWS, FitResult, parameter_draws
 from tests.conftest import planted_trace
 
 TRACE = planted_trace(0.03, repeats=6, seed=1)
@@ -51,8 +45,8 @@ class TestFromCovariance:
 
 class TestKept:
     def test_they_survive_the_file(self, fit: FitResult, tmp_path: Path) -> None:
-        write_fit(tmp_path / "a.fit.json", fit)
-        again = read_fit(tmp_path / "a.fit.json")
+        fit.write(tmp_path / "a.fit.json")
+        again = FitResult.read(tmp_path / "a.fit.json")
         assert np.array_equal(np.array(again.draws["values"]), np.array(fit.draws["values"]))
         assert (tmp_path / "a.fit.json").stat().st_size < 60_000
 

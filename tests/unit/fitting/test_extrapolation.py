@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.prediction import CANNOT_TELL, predict
@@ -23,7 +24,7 @@ def line() -> FitResult:
 def asked(fit: FitResult, trained: float, p90: float) -> FitResult:
     beyond = HeldOutErrors(1, p90 / 2, p90 / 2, p90, 1.0, [p90 / 2], p90 / 2, None, trained_up_to_S=trained)
     scores = CrossValidation(extrapolation_S=beyond)
-    return replace(fit, cross_validation=scores, domain={**fit.domain, "S": [1.0, 4000.0]})
+    return structs.replace(fit, cross_validation=scores, domain={**fit.domain, "S": [1.0, 4000.0]})
 
 
 def test_limits_widen_by_the_error_beyond_the_data_and_once_more_at_its_distance(line: FitResult) -> None:

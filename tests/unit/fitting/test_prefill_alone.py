@@ -5,7 +5,7 @@ import pytest
 
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
-from latfit.model import FitResult, fit_from_json
+from latfit.model import FitResult
 from latfit.simulation.engine.step_cost import Work, step_costs, step_ms
 from latfit.stats import FloatArray
 from latfit.trace import Trace
@@ -51,12 +51,12 @@ def test_follows_how_many_requests_prefill_down_to_the_noise(fit: FitResult) -> 
     assert before > 7
     assert after < 100 * NOISE
     assert fit.correction is not None
-    assert fit.correction.alone is not None
+    assert fit.correction.prefill_alone is not None
 
 
 def test_is_stored_with_the_fit(fit: FitResult) -> None:
     columns = steps(200, np.random.default_rng(9))
-    again = fit_from_json(fit.to_json(), "here")
+    again = FitResult.from_json(fit.to_json(), "here")
     assert again.latency_ms(**columns) == pytest.approx(fit.latency_ms(**columns), rel=1e-4)
 
 

@@ -1,7 +1,5 @@
 """Steps within the measured ranges but unlike the measured ones: how wide their intervals are, on planted logs."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from msgspec import structs
@@ -40,7 +38,9 @@ def test_nine_of_ten_steps_unlike_the_measured_ones_are_within_their_intervals(f
     columns = {name: new.floats(name) for name in new.columns if name != "T_ms"}
     box = ~np.any([np.abs(times) > 0 for times in fit.times_outside(**columns).values()], axis=0)
     unlike, T = box & fit.outside_support(**columns), new.floats("T_ms")
-    plain = predict(replace(fit, cross_validation=structs.replace(fit.cross_validation, outside_support=None)), new)
+    plain = predict(
+        structs.replace(fit, cross_validation=structs.replace(fit.cross_validation, outside_support=None)), new
+    )
     wider = predict(fit, new)
     held = [float(np.mean((each.low <= T) & (each.high >= T), where=unlike)) for each in (plain, wider)]
     assert unlike.sum() > 500

@@ -68,7 +68,9 @@ class TestCeiling:
     def test_share_of_a_line(self) -> None:
         """T = 2 + 0.02 S on a machine of 100 tokens/ms: the peak inside S <= 4096 is 4096/83.92."""
         fit = replace(line(2, 0.0), parameters={**line(2, 0.0).parameters})
-        fit = replace(fit, parameters={**fit.parameters, "tau_S": structs.replace(fit.parameters["tau_S"], value=0.02)})
+        fit = structs.replace(
+            fit, parameters={**fit.parameters, "tau_S": structs.replace(fit.parameters["tau_S"], value=0.02)}
+        )
         found = beside_the_fit(Ceiling(flops=1e15, flops_per_token=1e10), fit)
         assert found.fitted_tokens_per_ms == pytest.approx(4096 / 83.92)
         assert found.peak_share == pytest.approx(4096 / 83.92 / 100)

@@ -19,7 +19,6 @@ from latfit.hardware.profile import (
     refusal,
 )
 from latfit.model import Errors, FitResult
-from latfit.model.fit_result import write_fit
 from tests.unit.planning.test_plan import line
 
 H100 = {"hardware": "NVIDIA H100", "model": "llama-3.1-8b", "tp": "1"}
@@ -181,8 +180,8 @@ def test_the_error_of_a_damaged_profile_says_where(entry: object, place: str, fo
 
 
 def test_a_fit_file_says_what_it_is_of(tmp_path: Path) -> None:
-    write_fit(tmp_path / "a.fit.json", fitted())
-    write_fit(tmp_path / "b.fit.json", fitted(hardware="A100"))
+    fitted().write(tmp_path / "a.fit.json")
+    fitted(hardware="A100").write(tmp_path / "b.fit.json")
     known = Hardware({"gpu": tmp_path / "a.fit.json"})
     with pytest.raises(WrongUsage, match="hardware NVIDIA H100, not A100"):
         known.add("gpu", tmp_path / "b.fit.json")

@@ -9,7 +9,7 @@ import pytest
 from latfit.errors import BadInput
 from latfit.fitting.fit import fit_trace
 from latfit.model.fit_parts import Errors
-from latfit.model.fit_result import FitResult, FitStatus, read_fit, write_fit
+from latfit.model.fit_result import FitResult, FitStatus
 from tests.conftest import planted_trace
 
 
@@ -19,8 +19,8 @@ def fit() -> FitResult:
 
 
 def test_reading_gives_back_what_was_written(fit: FitResult, tmp_path: Path) -> None:
-    write_fit(tmp_path / "a.fit.json", fit)
-    again = read_fit(tmp_path / "a.fit.json")
+    fit.write(tmp_path / "a.fit.json")
+    again = FitResult.read(tmp_path / "a.fit.json")
     assert again.to_json() == json.loads((tmp_path / "a.fit.json").read_text())
     assert again.theta == pytest.approx(fit.theta)
     assert again.status is fit.status
@@ -65,7 +65,7 @@ def test_the_contract_of_the_json(fit: FitResult) -> None:
 def test_broken_files_are_bad_input(content: str, tmp_path: Path) -> None:
     (tmp_path / "b.fit.json").write_text(content)
     with pytest.raises(BadInput) as caught:
-        read_fit(tmp_path / "b.fit.json")
+        FitResult.read(tmp_path / "b.fit.json")
     assert "b.fit.json" in str(caught.value)
     assert "latfit fit" in caught.value.remedy
 
@@ -87,7 +87,7 @@ def test_broken_files_are_bad_input(content: str, tmp_path: Path) -> None:
 def test_a_fit_of_impossible_numbers_is_refused(
     fit: FitResult, tmp_path: Path, place: tuple[str | int, ...], value: object
 ) -> None:
-    write_fit(tmp_path / "a.fit.json", fit)
+    fit.write(tmp_path / "a.fit.json")
     document = json.loads((tmp_path / "a.fit.json").read_text())
     inner = document
     for key in place[:-1]:
@@ -95,10 +95,10 @@ def test_a_fit_of_impossible_numbers_is_refused(
     inner[place[-1]] = value
     (tmp_path / "b.fit.json").write_text(json.dumps(document))
     with pytest.raises(BadInput, match=r"not a (latfit )?fit"):
-        read_fit(tmp_path / "b.fit.json")
+        FitResult.read(tmp_path / "b.fit.json")
 
 
 def test_numbers_that_are_not_finite_become_null(fit: FitResult, tmp_path: Path) -> None:
     broken = FitResult("constant", FitStatus.TOO_FEW_ROWS, {}, Errors(r2=math.nan, rmse_ms=math.inf))
-    write_fit(tmp_path / "c.fit.json", broken)
+    broken.write(tmp_path / "c.fit.json")
     assert json.loads((tmp_path / "c.fit.json").read_text())["metrics"] == {"r2": None, "rmse_ms": None}

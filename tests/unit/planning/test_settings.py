@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from msgspec import structs
 
 from latfit.hardware.profile import ExecutionPath
 from latfit.model.fit_parts import Identifiability
@@ -140,7 +141,7 @@ class TestTrim:
 
     def test_contexts_cost(self) -> None:
         fit = fit_with([2, 10, 1, 50, 0.5, 0.05, 0.01, 0.001, 0.0005, 0.0005, 0, 0, 0, 0, 0], "context")
-        fit = replace(fit, domain={"B": [1, 16], "S": [1, 256], "context_tokens": [0, 40_000]})
+        fit = structs.replace(fit, domain={"B": [1, 16], "S": [1, 256], "context_tokens": [0, 40_000]})
         path = ExecutionPath("gpu", fit)
         budget = step_budget(path, 12.0)
         ones = [1] * 16

@@ -1,7 +1,6 @@
 """Fits with planted parameters and rows around them, for everything that shows results."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -119,7 +118,7 @@ def fit_of(rows: Trace, planted: Mapping[str, float] = PLANTED, **changes: Any) 
         },
         warnings=[LatfitWarning("not_identified", "tau_S is not determined by these data.", "Measure S up to 16384.")],
     )
-    return replace(whole, **changes)
+    return structs.replace(whole, **changes)
 
 
 def machine(**fits: FitResult) -> HardwareProfile:

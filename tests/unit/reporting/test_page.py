@@ -2,11 +2,11 @@
 
 import base64
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from latfit.errors import TargetNotWritable
 from latfit.messages import Message as LatfitWarning
@@ -150,7 +150,7 @@ class TestMissing:
 
     def test_fits_that_cannot_be_drawn_say_why(self, fit: FitResult, rows: Trace) -> None:
         bare = FitResult("saturation", FitStatus.CONVERGED, fit.parameters)
-        failed = replace(fit, status=FitStatus.TOO_FEW_ROWS)
+        failed = structs.replace(fit, status=FitStatus.TOO_FEW_ROWS)
         for found, reason in ((bare, "No figures"), (failed, FitStatus.TOO_FEW_ROWS.sentence)):
             outline = Outline(render(ReportInput(machine(cpu=found), {"cpu": rows})).html)
             assert outline.count("img") == 0

@@ -1,9 +1,8 @@
 """What the figures draw is what was measured and what the fit says."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec import structs
 
 from latfit.model.fit_result import FitResult
 from latfit.reporting.fit.plot_data import Agreement, FitView, gather_cells
@@ -53,4 +52,4 @@ def test_the_surface_is_the_formula_where_a_step_is_possible_and_nowhere_else(fi
     grid_B, grid_S = np.meshgrid(np.arange(1.0, 65), np.arange(1.0, 2049))
     times = planted_ms(grid_B, grid_S)[grid_S >= grid_B]
     assert view.span_ms == pytest.approx((times.min(), times.max()), rel=0.02)
-    assert np.isfinite(FitView(replace(fit, domain={"B": [1.0, 1.0], "S": [1.0, 64.0]})).span_ms).all()
+    assert np.isfinite(FitView(structs.replace(fit, domain={"B": [1.0, 1.0], "S": [1.0, 64.0]})).span_ms).all()

@@ -1,10 +1,10 @@
 """The page's title: what the fit and its rows say of model and machine, and nothing else."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import ExecutionPath, nominal_path
@@ -20,7 +20,7 @@ PROFILED = {
 
 
 def path(fit: FitResult, **trace: Any) -> ExecutionPath:
-    return ExecutionPath("cpu", replace(fit, provenance={"trace": trace}))
+    return ExecutionPath("cpu", structs.replace(fit, provenance={"trace": trace}))
 
 
 def test_of_a_profile(fit: FitResult) -> None:

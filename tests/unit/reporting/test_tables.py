@@ -25,7 +25,7 @@ def column(table: Table, name: str) -> dict[str, str]:
 class TestParameters:
     def test_value_interval_unit_and_meaning(self, fit: FitResult) -> None:
         open_ended = {**fit.parameters, "tau_0": structs.replace(fit.parameters["tau_0"], high=None)}
-        table = tables.parameters(replace(fit, parameters=open_ended))
+        table = tables.parameters(structs.replace(fit, parameters=open_ended))
         assert column(table, "value")["P_max"] == "60"
         assert column(table, "95 % interval")["P_max"] == "54 to 66"
         assert column(table, "95 % interval")["tau_0"] == "none"

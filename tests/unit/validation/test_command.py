@@ -8,7 +8,7 @@ import pytest
 
 from latfit.cli.app import run
 from latfit.model.fit_parts import Estimate
-from latfit.model.fit_result import FitResult, FitStatus, write_fit
+from latfit.model.fit_result import FitResult, FitStatus
 from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import linear_costs
@@ -25,7 +25,7 @@ def folder(in_tmp: Path) -> Path:
     values = {"tau_0": 8.0, "tau_B": 0.05, "tau_S": 0.02}
     parameters = {name: Estimate(value, None, None, None, "ms") for name, value in values.items()}
     measured = {"B": [1, 4096], "S": [1, 65536]}
-    write_fit(in_tmp / "a.fit.json", FitResult("linear", FitStatus.CONVERGED, parameters, domain=measured))
+    FitResult("linear", FitStatus.CONVERGED, parameters, domain=measured).write(in_tmp / "a.fit.json")
     write_run(in_tmp, padded_graphs=True)
     return in_tmp
 

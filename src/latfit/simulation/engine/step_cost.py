@@ -219,18 +219,18 @@ def _host_ms(fit: FitResult, phase: str) -> float:
 
 def _table(decode: FitResult, with_prefill: FitResult) -> Table:
     several = with_prefill.correction
-    found = [decode.correction, several, several and several.alone]
+    found = [decode.correction, several, several and several.prefill_alone]
     # The table of prefill-only steps has requests in prefill on its first axis.
     axes = [OF_STEPS, OF_STEPS, (OF_PREFILL_ALONE[0], *OF_STEPS[1:])]
     rows = [[each.nodes.get(name, ()) if each else () for name in axes[i]] for i, each in enumerate(found)]
     counts = np.array([[len(nodes) for nodes in row] for row in rows])
     nodes = np.zeros((*counts.shape, int(counts.max())))
-    values = np.zeros((len(found), max(each.values.size if each else 0 for each in found)))
+    values = np.zeros((len(found), max(each.log_factor.size if each else 0 for each in found)))
     for i, each in enumerate(found):
         for axis, places in enumerate(rows[i]):
             nodes[i, axis, : len(places)] = places
         if each is not None:
-            values[i, : each.values.size] = each.values.ravel()
+            values[i, : each.log_factor.size] = each.log_factor
     return Table(counts, nodes, values)
 
 

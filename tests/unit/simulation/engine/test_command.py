@@ -8,7 +8,7 @@ import pytest
 
 from latfit.cli.app import run
 from latfit.model.fit_parts import Estimate
-from latfit.model.fit_result import FitResult, FitStatus, write_fit
+from latfit.model.fit_result import FitResult, FitStatus
 
 Captured = pytest.CaptureFixture[str]
 MEASURED = {"B": [1, 4096], "S": [1, 65536]}
@@ -21,7 +21,7 @@ def folder(in_tmp: Path) -> Path:
         values = {"tau_0": tau_0, "tau_B": 0.05, "tau_S": 0.02}
         parameters = {key: Estimate(value, None, None, None, "ms") for key, value in values.items()}
         fit = FitResult("linear", FitStatus.CONVERGED, parameters, domain=MEASURED)
-        write_fit(in_tmp / f"{name}.fit.json", fit)
+        fit.write(in_tmp / f"{name}.fit.json")
     rng = np.random.default_rng(0)
     rows = zip(np.sort(rng.uniform(0, 20, 80)), rng.integers(10, 300, 80), rng.integers(2, 90, 80), strict=True)
     lines = [f"{t:.6f},{p},{o}" for t, p, o in rows]

@@ -14,7 +14,7 @@ from latfit.errors import WrongUsage
 from latfit.files import dumps
 from latfit.model import FitResult
 from latfit.model.fit_parts import Estimate
-from latfit.model.fit_result import FitStatus, write_fit
+from latfit.model.fit_result import FitStatus
 from latfit.simulation import EngineSettings, Running
 
 Captured = pytest.CaptureFixture[str]
@@ -87,7 +87,7 @@ def test_what_would_do_nothing_is_refused(vary: dict[str, list[Any]], said: str)
 
 @pytest.fixture
 def folder(in_tmp: Path) -> Path:
-    write_fit(in_tmp / "gpu.fit.json", FIT)
+    FIT.write(in_tmp / "gpu.fit.json")
     seconds = np.arange(300) / 100.0
     lines = [f"{t:.3f},64,32" for t in seconds]
     (in_tmp / "r.csv").write_text("\n".join(["t_s,prompt_tokens,output_tokens", *lines]) + "\n")
