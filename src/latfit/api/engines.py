@@ -14,7 +14,7 @@ from latfit.api.hardware import profile_of
 from latfit.api.loads import make_load, notes_of, recording_of
 from latfit.api.quantities import duration, limit, rates, several, transfer as transfers, values_of
 from latfit.api.reading import columns_in, read
-from latfit.api.request import declared, ignored, verb
+from latfit.api.request import declared, given_in, ignored, verb
 from latfit.api.requests import SimulateEngineRequest, SpecialSettings
 from latfit.api.simulations import Simulation
 from latfit.errors import BadInput, WrongUsage
@@ -82,13 +82,13 @@ def named_settings(request: Any) -> dict[str, Any]:
 
 
 def with_settings(request: Q) -> Q:
-    """Return the request with the settings of its mapping `engine` as fields. Raises WrongUsage."""
+    """Return the request with the settings of its mapping `engine` as fields, unless these are given. Raises WrongUsage."""
     given = {name.replace("-", "_"): value for name, value in (getattr(request, "engine", None) or {}).items()}
     if unknown := [name for name in given if not hasattr(request, name)]:
-        raise WrongUsage(
-            f"{unknown[0]!r} is no setting", where="engine", remedy=f"Take {', '.join(simulation.USUAL_SETTINGS)}."
-        )
-    return replace(request, engine=None, **given)  # type: ignore[type-var]
+        remedy = f"Take {', '.join(simulation.USUAL_SETTINGS)}."
+        raise WrongUsage(f"{unknown[0]!r} is no setting", where="engine", remedy=remedy)
+    explicit = given_in(request)
+    return replace(request, engine=None, **{name: given[name] for name in given if name not in explicit})  # type: ignore[type-var]
 
 
 @verb(SimulateEngineRequest)

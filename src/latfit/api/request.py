@@ -7,8 +7,7 @@ of docs/cli.md; a `setting` is for programs and `--set`. Imports nothing heavy.
 import functools
 import inspect
 import operator
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import UnionType
@@ -169,8 +168,7 @@ def verb(request: Callable[P, Q]) -> Callable[[Callable[[Q], R]], Verb[P, Q, R]]
                 return of(request(*given, **named))
             except LatfitError as error:
                 names = {option_of(request, name): name for name in found}
-                error.found, error.remedy = _by_parameter(error.found, names), _by_parameter(error.remedy, names)
-                error.where = error.where and _by_parameter(error.where, names)
+                error.where = error.where and ", ".join(names.get(each, each) for each in error.where.split(", "))
                 raise
 
         found = {each.name: each for each in declared(request)}
@@ -186,17 +184,6 @@ def verb(request: Callable[P, Q]) -> Callable[[Callable[[Q], R]], Verb[P, Q, R]]
         return made  # type: ignore[no-any-return]
 
     return add
-
-
-def _by_parameter(text: str, names: Mapping[str, str]) -> str:
-    """Name parameters in place of options: `classes` for `--class`; commands in backquotes stay."""
-
-    def parameter(found: re.Match[str]) -> str:
-        if found[0].startswith("`"):
-            return found[0]
-        return "" if found[0] == "--set " else names.get(found[0], found[0][2:].replace("-", "_"))
-
-    return re.sub(r"`[^`]*`|(?<![\w/-])(?:--set |--[a-z][a-z0-9-]*)", parameter, text)
 
 
 def given_in(request: Any) -> set[str]:
@@ -249,6 +236,7 @@ def option_of(request: Any, name: str) -> str:
 
 
 def _differs(value: Any, default: Any) -> bool:
+    value, default = (str(each) if isinstance(each, Path) else each for each in (value, default))
     if isinstance(value, str | int | float | list | tuple | dict):
         return bool(value != default) and value not in ([], (), {})
     return value is not default

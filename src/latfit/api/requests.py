@@ -39,7 +39,7 @@ Sources = Annotated[Any, Option("Traces, logs, tables; globs; - for stdin.", kin
 FitFile = Annotated[Path, Option("A fit file (NAME.fit.json).", argument="FIT")]
 Server = Annotated[str, Option("Address of the server, such as http://localhost:8000.", argument="URL")]
 Tokens = Annotated[int | None, Option("Tokens per request and step. Default: 1 (decode).", min=1)]
-Percentile = Annotated[float | str, Option("Percentile that must meet the SLA: of steps, or of responses.", kind=float)]
+Percentile = Annotated[float | str, Option("Percentile that must meet the SLA: of steps, or of responses.")]
 RateOf = Annotated[str | None, Option("Arrival rate, such as 500/s.", panel="Load")]
 LengthsOf = Annotated[Any, Option("Prompt and output tokens: 2000:300[:VARIATION], or a file.", kind=str, panel="Load")]
 Sla = Annotated[Duration | None, Option("SLA, such as 20ms: per step; with --rate per request.", panel="Target")]
@@ -274,7 +274,7 @@ class EngineSettings(EngineLimits):
 
     long_prefill_token_threshold: int | None = setting("Most prompt tokens of one request in a step; 0: no limit.")
     prefix_hit_rate: float | None = setting("Cached share of every prompt. Default: as recorded, else 0.")
-    engine: Mapping[str, Any] | None = setting("Further settings by name, such as those of a plan's `.engine`.")
+    engine: Mapping[str, Any] | None = setting("Settings that are not given otherwise, such as a plan's `.engine`.")
 
 
 @dataclass(frozen=True, kw_only=True)

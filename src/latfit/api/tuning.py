@@ -5,7 +5,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import pairwise
@@ -25,7 +25,7 @@ from latfit.api.requests import ENGINE_TOKEN, EnginePlanRequest, TuneRequest
 from latfit.api.serving import EnginePlan, plan_engine
 from latfit.api.validations import Validation, validate
 from latfit.engines import BY_KEY, ENGINES, engine_key, engine_started_by
-from latfit.errors import BadInput, HardwareMissing, Interrupted, refuse
+from latfit.errors import BadInput, HardwareMissing, Interrupted, LatfitError, refuse
 from latfit.exporting import Exported, with_flags
 from latfit.files import write_json, write_text
 from latfit.messages import Message
@@ -104,7 +104,8 @@ class Tuned(Answer):
         if run is None:
             return "Settings were planned, but not tried: no restart or time was left."
         outcome = ", ".join(
-            f"{each.name} {format_ms(each.measured_ms)} of {format_ms(each.limit_ms)}" for each in run.figures
+            f"{each.name} {reporting.with_interval(each.measured_ms, None)} of {format_ms(each.limit_ms)}"
+            for each in run.figures
         )
         if run.rate_per_s < found.rate_per_s:
             return f"One engine does not carry {at}. At {format_rate(run.rate_per_s)} it measured {outcome}."
@@ -146,7 +147,9 @@ class Tuned(Answer):
     @property
     def numbers(self) -> "list[reporting.KeyNumber]":
         measured = [
-            reporting.KeyNumber(each.name, format_ms(each.measured_ms), f"limit {format_ms(each.limit_ms)}")
+            reporting.KeyNumber(
+                each.name, reporting.with_interval(each.measured_ms, None), f"limit {format_ms(each.limit_ms)}"
+            )
             for each in (self.result.tried or self.result.runs[-1]).figures
         ]
         return [*measured, reporting.KeyNumber("Restarts", str(self.result.restarts), "of the engine")]
@@ -527,6 +530,10 @@ def tune(request: TuneRequest) -> Tuned:
             pass
     except KeyboardInterrupt:
         raise Interrupted("interrupted", where=str(loop.out), remedy="Its traces and logs are kept.") from None
+    except LatfitError:
+        with suppress(OSError):
+            loop.out.rmdir()  # if there is nothing in it
+        raise
     loop.choose()
     found = Tuned(loop.result(), loop.plan, loop.fit, loop.validated())
     write_json(loop.out / "tune.json", found.to_json())

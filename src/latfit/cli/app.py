@@ -202,7 +202,9 @@ def _usage(error: Any) -> int:
     if context is None or not error.format_message().strip() or type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
-        _tell(f"{error.format_message().replace('Value error, ', '')}\nSee {context.command_path} --help.")
+        option = getattr(error, "param", None)
+        several = f"Repeat {option.opts[0]} for several values. " if getattr(option, "multiple", False) else ""
+        _tell(f"{error.format_message().replace('Value error, ', '')}\n{several}See {context.command_path} --help.")
     return int(error.exit_code)
 
 

@@ -14,7 +14,7 @@ import typer
 import latfit.api.requests as requests
 from latfit.api.request import given_in, option, option_of
 from latfit.cli.options import OutputOptions, answer, group_of_verbs, read_sources, subverb, verb
-from latfit.cli.output import COLOURS, echo, note, print_answer, print_json, progress_bar, styled
+from latfit.cli.output import COLOURS, echo, note, print_answer, print_json, progress_bar, styled, suggest
 from latfit.errors import FitNotUsable, Interrupted, LatfitError, SlaOutOfReach, WrongUsage
 from latfit.units import count_text, format_ms, format_rate, number, parse_duration_ms
 
@@ -454,7 +454,7 @@ def record(request: requests.RecordRequest, output: OutputOptions) -> None:
     fit_file = "" if fitted.fit is None else f", {fitted.fit_file}"
     note(f"Wrote {request.out}{fit_file} and both texts of /metrics.", quiet=output.silent)
     if not output.json and fitted.next:
-        echo("\n  ".join(["Next:", *fitted.next]))
+        suggest(*fitted.next)
     if windows.interrupted:
         raise Interrupted("interrupted", remedy=kept)
 
@@ -491,7 +491,8 @@ def profile(
         found = measure.of(replace(request, out=out, progress=show, announce=announce))
     print_answer(found, output)
     if not output.json:
-        echo(f"Wrote {out}. Next: latfit fit {shlex.quote(str(out))}")
+        echo(f"Wrote {out}.")
+        suggest(f"latfit fit {shlex.quote(str(out))}")
     last = found.outcomes[-1].result
     if last.interrupted:
         elapsed_ms = sum(outcome.result.elapsed_s for outcome in found.outcomes) * 1e3

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 from latfit.api.request import Request, option, shared
 from latfit.api.requests import FitEachRequest, Hardware, ModelOptions, ReportFolder
 from latfit.cli.options import OutputOptions, read_sources, verb
-from latfit.cli.output import echo, note, print_answer, print_json, print_messages, print_table, progress_bar, say
+from latfit.cli.output import (
+    echo,
+    note,
+    print_answer,
+    print_json,
+    print_messages,
+    print_table,
+    progress_bar,
+    say,
+    suggest,
+)
 from latfit.errors import FitNotUsable
 
 if TYPE_CHECKING:
@@ -164,7 +174,7 @@ def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, outpu
     if entered:
         assumed = "" if usable[0].fit.path else " (assumed; --path cpu if it is not)"
         say(f"Wrote {files}; in {hardware} as path{'s' * (', ' in entered)} {entered}{assumed}.")
-        say(f"Next: latfit plan --sla {feasible_sla(usable[0].fit)} --hardware {shlex.quote(str(hardware))}")
+        suggest(f"latfit plan --sla {feasible_sla(usable[0].fit)} --hardware {shlex.quote(str(hardware))}")
     elif any(each.kept_out for each in usable):
         say(f"Wrote {files}. Not entered into {hardware}.")
     else:

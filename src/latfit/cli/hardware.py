@@ -5,7 +5,7 @@ from pathlib import Path
 from latfit.api.request import check
 from latfit.api.requests import AddPathRequest, Context, Hardware, PathName, Tokens
 from latfit.cli.options import OutputOptions, group_of_verbs, subverb
-from latfit.cli.output import echo, note, print_json, print_messages, print_table, say
+from latfit.cli.output import echo, note, print_json, print_messages, print_table, say, suggest
 from latfit.errors import BadInput
 
 hardware = group_of_verbs("Execution paths by name: measured fits, nominal numbers.")
@@ -89,6 +89,6 @@ def show(
             echo()
             print_table(table)
     else:
-        say("Next: latfit plan --sla 20ms (-v here for batches of every size)")
+        suggest("latfit plan --sla 20ms")
     if tokens_per_request is None:
         note("For decode, one token a request; --tokens-per-request changes that.", quiet=output.silent)

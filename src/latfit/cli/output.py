@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from latfit.cli.terminal import drop_output
-from latfit.errors import printable
+from latfit.errors import printable, silent
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -73,6 +73,11 @@ def verdict(text: str, state: "State") -> None:
     echo(wrapped(text), **style)
 
 
+def suggest(*commands: str) -> None:
+    """Print the next commands, each whole on a line, to be pasted."""
+    echo("\n  ".join(["Next:", *commands]) if len(commands) > 1 else f"Next: {commands[0]}")
+
+
 def note(text: str, *, quiet: bool) -> None:
     """Print something that is not the result, on stderr."""
     if not quiet:
@@ -127,7 +132,7 @@ def print_messages(messages: "Iterable[Message | str]", *, verbose: bool = True,
         labelled("warning" if each.needs_action else "note", each.message)
         if each.needs_action and each.remedy:
             labelled("hint", each.remedy, indent="  ")
-    if len(every) > len(shown):
+    if len(every) > len(shown) and not silent.get():
         labelled("note", f"{len(every) - len(shown)} more with --verbose.")
 
 

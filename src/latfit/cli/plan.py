@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from latfit.api.quantities import percent
 from latfit.api.request import given_in, ignored, option, option_of, with_units
 from latfit.api.requests import EnginePlanRequest, PageFolder, PlanRequest
 from latfit.cli.options import OutputOptions, answer, check_files, verb, write_files
-from latfit.cli.output import note, print_answer, progress_bar, say
+from latfit.cli.output import note, print_answer, progress_bar, suggest
 from latfit.errors import SlaOutOfReach, WrongUsage
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def _plan_engines(
         raise WrongUsage("these contradict each other", where="--sla, --e2e", remedy="Give one of them.")
     request = replace(request, e2e=request.e2e or batches.sla)
     found = answer("plan_engine", request, output, busy="Simulating", **files)
-    note("Planned serving engines for requests with lengths.", quiet=output.silent)
+    limit = "" if batches.sla is None else f"; --sla {batches.sla} limits their end-to-end latency"
+    note(f"Planned serving engines for requests with lengths{limit}.", quiet=output.silent)
     if not found.feasible:
         limits = [name for name in ("ttft", "tpot", "e2e") if getattr(request, name) is not None]
         more = "more --replicas, " if request.replicas else ""
@@ -90,7 +92,7 @@ def _plan_batches(request: PlanRequest, output: OutputOptions, *, out: Path | No
     note(f"Planned {question}{tokens}.", quiet=output.silent)
     print_answer(found, output)
     if found.feasible and not (output.json or output.verbose):
-        say(_next_command(found, request, has_report=report is not None))
+        _suggest_next(found, request, has_report=report is not None)
     write_files(found, quiet=output.silent, out=out)
     if report is not None:
         note(write_report(found.hardware, report, plan=found).summary(), quiet=output.silent)
@@ -99,7 +101,7 @@ def _plan_batches(request: PlanRequest, output: OutputOptions, *, out: Path | No
     found.check_supported(f"--hardware {request.paths}")
 
 
-def _next_command(found: "Plan", request: PlanRequest, *, has_report: bool) -> str:
+def _suggest_next(found: "Plan", request: PlanRequest, *, has_report: bool) -> None:
     place = () if str(request.paths) == "hardware.json" else ("--hardware", str(request.paths))
     if not request.has_load:
         load = ["--sla", str(request.sla), "--rate", "500/s"]
@@ -107,12 +109,11 @@ def _next_command(found: "Plan", request: PlanRequest, *, has_report: bool) -> s
             value = getattr(request, name)
             load += [option_of(PlanRequest, name), value if isinstance(value, str) else f"{value:g}"]
         if len(paths := found.hardware.paths) == 1 and all(each.fit.knows_prefill for each in paths.values()):
-            level = "" if request.percentile == 99 else f"p{float(request.percentile):g}:"
+            percentile = percent(request.percentile)
+            level = "" if percentile == 99 else f"p{percentile:g}:"
             prompt = 1000 if request.context is None else round(request.context)
             load = ["--rate", "4/s", "--lengths", f"{prompt}:250", "--ttft", f"{level}{request.ttft or '1s'}"]
             load += ["--tpot", f"{level}{request.tpot or request.sla}"]
-        return f"Next: {shlex.join(['latfit', 'plan', *load, *place])} (your load); -v here shows every table."
-    if has_report or given_in(request) - {"paths", "sla", "rate"}:  # `latfit report` lacks some of the others
-        return "Next: -v here shows every table."
-    command = shlex.join(["latfit", "report", "--sla", str(request.sla), "--rate", str(request.rate), *place])
-    return f"Next: {command}; -v here shows every table."
+        suggest(shlex.join(["latfit", "plan", *load, *place]))
+    elif not has_report and not given_in(request) - {"paths", "sla", "rate"}:  # `latfit report` lacks some others
+        suggest(shlex.join(["latfit", "report", "--sla", str(request.sla), "--rate", str(request.rate), *place]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from latfit.api.request import option
 from latfit.api.requests import ReadRequest, TraceFile
 from latfit.cli.options import OutputOptions, group_of_verbs, read_sources, subverb, verb
-from latfit.cli.output import echo, note, print_json, print_messages, print_table, say, wrapped
+from latfit.cli.output import echo, note, print_json, print_messages, print_table, say, suggest, wrapped
 from latfit.errors import WrongUsage
 from latfit.units import format_ms, format_percent
 
@@ -71,7 +71,8 @@ def ingest(
     if output.verbose:
         say(f"{read!r}.")
     print_messages(notes, kind="note")
-    say(f"Wrote {out} ({', '.join(dict.fromkeys(read.formats))}). Next: latfit fit {shlex.quote(str(out))}")
+    say(f"Wrote {out} ({', '.join(dict.fromkeys(read.formats))}).")
+    suggest(f"latfit fit {shlex.quote(str(out))}")
 
 
 @subverb(trace)
@@ -110,7 +111,7 @@ def show(
     if figure is not None:
         note(f"Drew {figure}.", quiet=output.quiet)
     each = " --each" if len(read.systems) > 1 else ""
-    say(f"Next: {shlex.join(['latfit', 'fit', *request.source])}{each}")
+    suggest(f"{shlex.join(['latfit', 'fit', *request.source])}{each}")
 
 
 def _print_coverage(found: "Coverage", *, verbose: bool) -> None:

@@ -110,8 +110,8 @@ def name_fastest(rows: Sequence[Alternative]) -> str:
     return f"the best, {best}, needs {format_ms(times[best])}"
 
 
-def suggest_remedy(shown: Alternative, rate_per_s: float) -> str:
-    """Say what would make a load feasible."""
+def suggest_remedy(shown: Alternative, rate_per_s: float, replicas: int) -> str:
+    """Say what would make a load feasible that so many replicas do not carry."""
     if shown.sustainable_per_s is None:
         return "Relax the SLA, or make the step faster; replicas do not help."
     above = next(((low, high) for low, high in shown.feasible_per_s if rate_per_s < low), None)
@@ -120,7 +120,7 @@ def suggest_remedy(shown: Alternative, rate_per_s: float) -> str:
             f"{shown.name} meets it from {format_rate(above[0])} to {format_rate(above[1], down=True)} per replica,"
             " where batches fill: send the load to fewer machines, or relax the SLA."
         )
-    return f"Give --replicas {shown.replicas or 1}, or relax the SLA."
+    return f"Give --replicas {max(shown.replicas or 1, replicas + 1)}, or relax the SLA."
 
 
 def few_pauses(label: str, noise: StepNoise, T: float, fewest: int = MIN_PAUSES) -> str:

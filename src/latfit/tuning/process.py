@@ -78,6 +78,7 @@ def start_engine(command: Sequence[str], log: Path, environment: Mapping[str, st
                 start_new_session=True,
             )
         except OSError as error:
+            log.unlink()
             raise BadInput(
                 f"cannot be started: {error.strerror}", where=command[0], remedy="Check the command after --."
             ) from None

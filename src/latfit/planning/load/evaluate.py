@@ -100,7 +100,9 @@ class LoadPlanner:
             promise=promise,
             probability=None if estimate is None else estimate.probability(self.target.sla_ms),
             binding=wording.describe_capacity(of_most),
-            remedy="" if best is not None else wording.suggest_remedy(of_most, self.rate * 1e3),
+            remedy=wording.suggest_remedy(of_most, self.rate * 1e3, self.request.replicas)
+            if promise == "misses"
+            else "",
             rate_per_s=self.rate * 1e3,
             interval_ms=None if estimate is None else estimate.interval,
             strategies=rows,

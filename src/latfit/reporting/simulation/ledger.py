@@ -13,9 +13,9 @@ NOMINAL_PCT = 95.0  # coverage that the intervals of plans state
 
 
 def with_interval(value: float | None, ends: tuple[float, float] | None) -> str:
-    """Return `36 ms (32 ms to 40 ms)`, or `36 ms (32 ms or more)` if the upper end is open."""
-    if value is None:
-        return "-"
+    """Return `36 ms (32 ms to 40 ms)`, or `36 ms (32 ms or more)` if the upper end is open; infinite: not answered."""
+    if value is None or not math.isfinite(value):
+        return "-" if value is None else "no answer"
     if ends is None:
         return format_ms(value)
     upper = f"to {format_ms(ends[1])}" if math.isfinite(ends[1]) else "or more"
