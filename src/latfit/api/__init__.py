@@ -26,16 +26,18 @@ if TYPE_CHECKING:
     )
     from latfit.api.hardware import Hardware as Hardware
     from latfit.api.measuring import Profile as Profile, profile as profile
-    from latfit.api.plans import Plan as Plan, plan as plan, step_budget as step_budget
+    from latfit.api.plans import Plan as Plan, plan as plan, speculate as speculate, step_budget as step_budget
     from latfit.api.predictions import Evaluation as Evaluation, Predicted as Predicted
-    from latfit.api.promises import LedgerAnswer as LedgerAnswer, add_to_ledger as add_to_ledger, ledger as ledger
     from latfit.api.quantities import values_of as values_of
     from latfit.api.reading import read as read
     from latfit.api.reports import Report as Report, export as export, report as report
     from latfit.api.running.examination import (
         Examination as Examination,
+        Snapshot as Snapshot,
+        block_of as block_of,
         examine_machine as examine_machine,
         examine_server as examine_server,
+        watch_server as watch_server,
     )
     from latfit.api.running.fronts import serve as serve
     from latfit.api.running.recording import (
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
         record_server as record_server,
     )
     from latfit.api.running.replays import Replay as Replay, replay as replay
-    from latfit.api.running.watching import Snapshot as Snapshot, block_of as block_of, watch_server as watch_server
     from latfit.api.serving import EnginePlan as EnginePlan, plan_engine as plan_engine
     from latfit.api.simulations import (
         PolicySimulation as PolicySimulation,
@@ -54,8 +55,13 @@ if TYPE_CHECKING:
         simulate as simulate,
         simulate_study as simulate_study,
     )
-    from latfit.api.speculation import speculate as speculate
     from latfit.api.tuning import Tuned as Tuned, tune as tune
-    from latfit.api.validations import Validation as Validation, validate as validate
+    from latfit.api.validations import (
+        LedgerAnswer as LedgerAnswer,
+        Validation as Validation,
+        add_to_ledger as add_to_ledger,
+        ledger as ledger,
+        validate as validate,
+    )
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

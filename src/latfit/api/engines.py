@@ -82,7 +82,7 @@ def named_settings(request: Any) -> dict[str, Any]:
 
 
 def with_settings(request: Q) -> Q:
-    """Return the request with the settings of its mapping `engine` as fields, unless these are given. Raises WrongUsage."""
+    """Return the request with the settings of its mapping `engine` in fields that are not given. Raises WrongUsage."""
     given = {name.replace("-", "_"): value for name, value in (getattr(request, "engine", None) or {}).items()}
     if unknown := [name for name in given if not hasattr(request, name)]:
         remedy = f"Take {', '.join(simulation.USUAL_SETTINGS)}."

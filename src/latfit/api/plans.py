@@ -1,5 +1,6 @@
-"""`plan`, `step_budget`: which steps meet an SLA, and how to run a load within it."""
+"""`plan`, `step_budget`: which steps meet an SLA, and how to run a load within it; `speculate`."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -7,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latfit import reporting
-from latfit.api.answer import Planned, data_frame
+from latfit.api.answer import PlainAnswer, Planned, data_frame
+from latfit.api.fits import as_fit
 from latfit.api.hardware import check_one_model, note_unread_context, profile_of
 from latfit.api.quantities import duration, percent, rate as per_ms, transfer as transfers
 from latfit.api.reading import TABLE, table_of
 from latfit.api.request import verb
-from latfit.api.requests import Duration, PlanRequest, StepBudgetRequest
-from latfit.errors import WrongUsage
+from latfit.api.requests import Duration, PlanRequest, SpeculateRequest, StepBudgetRequest
+from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import HardwareProfile
+from latfit.model import FitResult
 from latfit.planning import (
     Load,
     Plan as PlanRecord,
@@ -24,9 +27,11 @@ from latfit.planning import (
     load_of,
     make_plan,
     parse_objective,
+    plan_speculation,
     read_load,
     step_budget as budget_of,
 )
+from latfit.trace import engine_facts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -196,3 +201,46 @@ def _load(request: PlanRequest) -> Load | None:
 
 def _optional(value: Duration | None, option: str) -> float | None:
     return None if value is None else duration(value, option)
+
+
+@verb(SpeculateRequest)
+def speculate(request: SpeculateRequest) -> PlainAnswer:
+    """Say from which batch speculative decoding stops paying.
+
+    Draft tokens and acceptance come from the recorded engine unless given. Raises WrongUsage, BadInput, FitNotUsable.
+    """
+    plain = as_fit(request.fit).result
+    drafting = plain if request.drafts is None else as_fit(request.drafts).result
+    k, acceptance = _recorded(drafting)
+    k = request.draft_tokens or k
+    if request.acceptance is not None:
+        acceptance = request.acceptance, 0.0
+    if k is None:
+        raise WrongUsage("no number of draft tokens is known", where="--draft-tokens", remedy="Give it, such as 3.")
+    if acceptance is None or not 0 <= acceptance[0] <= 1:
+        wrong = "no acceptance is known" if acceptance is None else f"{acceptance[0]:g} is no probability"
+        remedy = "Give the probability that a draft token is accepted, or a fit of an engine that drafts as --drafts."
+        raise WrongUsage(wrong, where="--acceptance", remedy=remedy)
+    draft_ms = 0.0 if request.draft_cost is None else duration(request.draft_cost, "--draft-cost")
+    found = plan_speculation(plain, drafting, k, acceptance, draft_ms, request.context, request.seed)
+    if found is None:
+        where = "--fit" if request.drafts is None else "--drafts"
+        lacking = f"no decode step of {1 + k} tokens a request was measured"
+        raise BadInput(lacking, where=where, remedy="Fit steps with more tokens.")
+    verdict, lines, table = reporting.describe_speculation(found)
+    return PlainAnswer(found, verdict.text, verdict.state, lines, [table])
+
+
+def _recorded(fit: FitResult) -> tuple[int | None, tuple[float, float] | None]:
+    """Return draft tokens of a recorded engine, and their acceptance with its standard error; None if unknown."""
+    from latfit.simulation import known_settings  # brings the compiler, which plans of steps do without
+
+    counts = fit.data.more.get("engine_counts") or {}
+    facts = engine_facts([("", fit.provenance.get("trace") or {})], counts)
+    settings = known_settings(facts).values
+    k = settings.get("draft_tokens")
+    if not k or "acceptance" not in settings:
+        return k, None
+    a, accepted = float(settings["acceptance"]), facts.did.get("accepted_tokens", 0.0)
+    looked_at = accepted / a if a > 0 else facts.did.get("decode_requests", 1.0)
+    return int(k), (a, math.sqrt(max(a * (1 - a), 0.0) / max(looked_at, 1.0)))

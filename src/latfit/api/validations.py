@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latfit import reporting, validation
-from latfit.api.answer import Answer, State, data_frame
+from latfit.api.answer import Answer, State, WithPage, data_frame
 from latfit.api.engines import (
     check_one_engine,
     engine_settings_of,
@@ -19,14 +19,17 @@ from latfit.api.fits import Fit, PhaseFits, as_fit, fit_phases, names_a_fit
 from latfit.api.loads import recording_of
 from latfit.api.reading import read, read_timed
 from latfit.api.request import given_in, ignored, option_of, verb
-from latfit.api.requests import ReadRequest, ValidateRequest
+from latfit.api.requests import LedgerAddRequest, LedgerRequest, ReadRequest, ValidateRequest
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
+from latfit.inputs import read_json
 from latfit.messages import Message, message
 from latfit.model import FitResult
+from latfit.planning import ServingPlan
 from latfit.record import texts_beside
 from latfit.simulation import EngineSetup, Routing, step_costs
 from latfit.trace import Trace, read_parquet, stored_provenance
-from latfit.units import format_ms
+from latfit.tuning import Tuning
+from latfit.units import count_text, format_ms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -229,3 +232,70 @@ def _steps_of_run(
     elif other is not None:
         remedy = f"{other.message}."
     raise BadInput(found, where="--run-steps", remedy=remedy)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class LedgerAnswer(WithPage):
+    """Promises with what was measured. result: the record."""
+
+    result: validation.Ledger
+    title = "Ledger of promises"
+
+    @property
+    def verdict(self) -> str:
+        kept, all_ = self.result.kept
+        if not all_:
+            return "The ledger has no run of a planned load."
+        return f"{kept} of {count_text(all_, 'promise')} kept, in {count_text(len(self.result.counted), 'run')}."
+
+    @property
+    def state(self) -> State:
+        kept, all_ = self.result.kept
+        return "good" if all_ and kept == all_ else "doubt" if not all_ else "bad"
+
+    @property
+    def lines(self) -> list[str]:
+        return reporting.ledger_lines(self.result)
+
+    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
+        return [reporting.ledger_table(self.result, brief=brief)] if self.result.entries else []
+
+    def to_json(self) -> dict[str, Any]:
+        kept, all_ = self.result.kept
+        coverage = self.result.coverage_pct
+        share, interval = (None, None) if coverage is None else coverage
+        return self.result.to_json() | {
+            "kept": kept,
+            "promises": all_,
+            "coverage_pct": share,
+            "coverage_interval_pct": None if interval is None else list(interval),
+        }
+
+
+@verb(LedgerRequest)
+def ledger(request: LedgerRequest) -> LedgerAnswer:
+    """Show what plans promised and what runs measured. Raises BadInput."""
+    source = Path(request.ledger)
+    if not source.exists():
+        raise BadInput("no such ledger", where=str(source), remedy="Begin one: latfit ledger add plan.json run.json.")
+    return LedgerAnswer(validation.read_ledger(source))
+
+
+@verb(LedgerAddRequest)
+def add_to_ledger(request: LedgerAddRequest) -> LedgerAnswer:
+    """Compare a run with its plan and add both to a ledger.
+
+    plan: a plan for requests, or the tune.json of `latfit tune`, which has its run. Raises BadInput, TargetNotWritable.
+    """
+    source = Path(request.plan)
+    document = read_json(source, what="plan", made_by="latfit plan --out plan.json")
+    tuned = isinstance(document, Mapping) and "runs" in document
+    if tuned == (request.run is not None):
+        found = "a tuning has its own run" if tuned else "no run is given"
+        raise BadInput(found, where=str(source), remedy="Give plan.json and run.json, or tune.json alone.")
+    if tuned:
+        entry = Tuning.from_json(document, str(source)).as_entry(str(source))
+    else:
+        plan = ServingPlan.from_json(document, str(source))
+        entry = validation.compare_with_plan(plan, recording_of(request.run), str(source))
+    return LedgerAnswer(validation.add_entry(Path(request.ledger), entry))

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from latfit.catalogue.scaling import (
         GPUS as GPUS,
         NEIGHBOUR_ERROR as NEIGHBOUR_ERROR,
+        TRANSFER as TRANSFER,
         nearest as nearest,
         scaled_steps as scaled_steps,
+        widen as widen,
     )
-    from latfit.catalogue.widening import TRANSFER as TRANSFER, widen as widen
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from latfit.reporting.format import shorthand
+from latfit.reporting.table import shorthand
 from latfit.stats import FloatArray
 
 INK = "#1b2733"

@@ -10,8 +10,7 @@ import pytest
 import latfit
 from latfit.api import add_to_catalog, catalog
 from latfit.catalogue import GPUS, CatalogEntry, all_entries, fit_of, nearest, scaled_steps, widen
-from latfit.catalogue.scaling import roofline_ms
-from latfit.catalogue.widening import scale_times
+from latfit.catalogue.scaling import roofline_ms, scale_times
 from latfit.errors import BadInput, WrongUsage
 from latfit.model import FAMILY, FitResult, latency_draws, parameter_draws
 from latfit.trace import Trace

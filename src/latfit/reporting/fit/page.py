@@ -10,9 +10,7 @@ from latfit.planning import Plan, PlanRequest, levels_for, make_plan
 from latfit.reporting.fit import tables
 from latfit.reporting.fit.figures import fit_pictures, why_not_drawn
 from latfit.reporting.fit.plot_data import FitView, SlaLine
-from latfit.reporting.fit.subject import describe_path, what_is_known
-from latfit.reporting.format import file_stem
-from latfit.reporting.hardware import ceilings_table
+from latfit.reporting.fit.tables import describe_path, what_is_known
 from latfit.reporting.layout import (
     Making,
     Page,
@@ -26,8 +24,9 @@ from latfit.reporting.layout import (
 )
 from latfit.reporting.plan import tables as plan_tables
 from latfit.reporting.plan.figures import plan_pictures
-from latfit.reporting.plan.summary import STATES, engine_line, probability_text
-from latfit.reporting.table import Bar, Card, make_bars
+from latfit.reporting.plan.tables import STATES, engine_line, probability_text
+from latfit.reporting.steps import ceilings_table
+from latfit.reporting.table import Bar, Card, file_stem, make_bars
 from latfit.trace import Trace
 from latfit.units import count_text, format_ms, format_rate
 

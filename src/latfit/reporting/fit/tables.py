@@ -1,14 +1,14 @@
 """Tables of a fit: errors, parameters, the rows that it used."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from latfit.hardware import ExecutionPath
-from latfit.model import Baseline, Estimate, FitResult
-from latfit.reporting.format import count, span
-from latfit.reporting.table import KeyNumber, Table, make_table
-from latfit.units import format_ms, format_percent, number
+from latfit.model import Baseline, Estimate, FitResult, fitted_identity
+from latfit.reporting.table import KeyNumber, Table, count, make_table, span
+from latfit.trace import Trace, identity_of
+from latfit.units import count_text, format_ms, format_percent, number
 
 NOT_IDENTIFIED = "not identified"
 LINEAR = Baseline()  # of a fit without a linear baseline
@@ -160,3 +160,31 @@ def _flatten(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
         elif value not in (None, "", [], ()):
             text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
             yield f"{prefix}{name}", text if len(text) <= MAX_FACT else text[: MAX_FACT - 1] + "…"
+
+
+def what_is_known(paths: Iterable[ExecutionPath], traces: Mapping[str, Trace] = {}) -> str:
+    """Return `tiny on AMD EPYC`; empty where nothing names it."""
+    facts = [_identity(path, traces.get(path.name)) for path in paths]
+    models, machines = (
+        ", ".join(dict.fromkeys(each[name] for each in facts if name in each)) for name in ("model", "hardware")
+    )
+    return " ".join(filter(None, (models, machines and f"on {machines}")))
+
+
+def describe_path(path: ExecutionPath, rows: Trace | None) -> str:
+    """Return `AMD EPYC, tiny, numpy float32 on 2 threads, fit of 732 steps`."""
+    if path.nominal is not None:
+        return f"nominal numbers, not measured: {path.nominal.text}"
+    facts, steps = _identity(path, rows), path.fit.metrics.n
+    device = " ".join(facts[name] for name in ("device", "dtype") if name in facts)
+    if "threads" in facts:
+        device += f" on {facts['threads']} thread{'s' * (facts['threads'] != '1')}"
+    measured = "" if steps is None else f"fit of {count_text(int(steps), 'step')}"
+    parts = (facts.get("hardware"), facts.get("model"), device, measured, path.fit.data.more.get("time"))
+    return ", ".join(str(each) for each in parts if each)
+
+
+def _identity(path: ExecutionPath, rows: Trace | None) -> dict[str, str]:
+    if path.nominal is not None:
+        return {}
+    return {**fitted_identity(path.fit), **(identity_of(rows) if rows is not None else {})}

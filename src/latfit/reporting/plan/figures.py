@@ -10,8 +10,8 @@ from latfit.hardware import HardwareProfile
 from latfit.planning import Line, Plan, PlanRequest, Reach, ServingPlan, Target, latency_lines, rate_lines
 from latfit.reporting import style
 from latfit.reporting.fit.figures import why_not_drawn
-from latfit.reporting.format import count, drawable
 from latfit.reporting.layout import Picture, draw_picture
+from latfit.reporting.table import count, drawable
 from latfit.units import count_text, format_ms, format_rate
 
 NEAR = 0.08  # of the highest speed, within which labels would cover each other

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from latfit.engines import engine_key
 from latfit.exporting import start_line, vllm_flags
 from latfit.planning import CONFIRMED, MOST_SLOWER, Effect, PlannedEngines, ServingPlan, Stall, Stalls
-from latfit.reporting.format import count
-from latfit.reporting.plan.summary import STATES, PlanSummary, probability_text
+from latfit.reporting.plan.tables import STATES, PlanSummary, probability_text
 from latfit.reporting.simulation.tables import STATISTICS, times_table
-from latfit.reporting.table import Bar, Card, KeyNumber, Table, make_bars, make_table, named_facts
+from latfit.reporting.table import Bar, Card, KeyNumber, Table, count, make_bars, make_table, named_facts
 from latfit.simulation import EngineSummary
 from latfit.units import count_text, format_ms, format_percent, format_rate, number
 

@@ -1,12 +1,37 @@
 """A plan for steps or for a load as key numbers and tables."""
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from latfit.planning import Cutoff, Plan, Reach, Settings, Threshold, Unknown
-from latfit.reporting.format import count, of_share, signed_percent
-from latfit.reporting.table import KeyNumber, Table, facts_table, make_table
-from latfit.units import count_text, format_ms, format_rate, number
+from latfit.engines import BY_KEY, engine_key
+from latfit.exporting import start_line
+from latfit.planning import (
+    CONFIRMED,
+    MEASURED,
+    Cutoff,
+    Plan,
+    Reach,
+    Settings,
+    SpeculationPlan,
+    Threshold,
+    Unknown,
+    Upgrade,
+    capacity_line,
+)
+from latfit.reporting.table import (
+    KeyNumber,
+    State,
+    Table,
+    Verdict,
+    count,
+    facts_table,
+    make_table,
+    of_share,
+    signed_percent,
+)
+from latfit.units import count_text, format_ms, format_percent, format_rate, number
 
 NOT_KNOWN = "not known"
 UNKNOWN = (NOT_KNOWN, "never", "none")
@@ -234,3 +259,123 @@ def _rate_down(per_s: float) -> str:
 def promise(plan: Plan) -> str:
     things = "steps" if plan.rate_per_s is None else f"responses at {format_rate(plan.rate_per_s)}"
     return things if plan.percentile is None else f"{_percentile(plan)} of {things}"
+
+
+STATES: dict[str, State] = {"meets": "good", "likely": "doubt", "misses": "bad"}
+OF_STEPS = ("few_data", "no_prefill")  # warnings about limits of single steps
+
+
+@dataclass(frozen=True)
+class PlanSummary:
+    """The verdict with its state, and the lines below it.
+
+    warnings: the most important first. others: warnings about limits of steps where the answer is of a load. tables:
+    thresholds of two paths, and engine settings to choose from.
+    """
+
+    verdict: str
+    state: State
+    lines: Sequence[str]
+    warnings: Sequence[str]
+    others: Sequence[str]
+    tables: Sequence[Table] = ()
+
+
+def probability_text(probability: float) -> str:
+    return "97.5 % or more" if probability >= CONFIRMED else format_percent(100 * probability)
+
+
+def plan_summary(plan: Plan) -> PlanSummary:
+    lines = [] if plan.capacity is None else [capacity_line(plan.capacity)]
+    if command := engine_line(plan):
+        edge = " (limited by the measured range)" if plan.settings and plan.settings.binding == MEASURED else ""
+        lines.append(f"{BY_KEY[_engine_key(plan)].name} on {plan.engines_path}: {command}{edge}")
+    elif _is_usable(plan):
+        lines.append(f"Engine settings: {plan.unknown['settings']}.")
+    tables = [limits_table(plan)] if plan.rate_per_s is None and plan.feasible else []
+    if plan.both_paths:
+        tables.append(thresholds_table(plan, brief=True))
+    if plan.rate_per_s is None and plan.settings is not None and _is_usable(plan):
+        tables.append(choices_table(plan.settings))
+    others = [each for each in plan.warnings if plan.rate_per_s is not None and each.code in OF_STEPS]
+    doubts = plan.doubts if plan.promise == "likely" else ()
+    return PlanSummary(
+        plan.answer,
+        STATES[plan.promise],
+        lines,
+        [*doubts, *(each.text for each in plan.warnings if each not in others)],
+        [each.text for each in others],
+        tables,
+    )
+
+
+def engine_line(plan: Plan) -> str:
+    """Return the command that starts an engine with the plan's settings; empty if there are none."""
+    usable = plan.settings is not None and _is_usable(plan)
+    return start_line(_engine_key(plan), plan.engines, model="MODEL") if usable else ""
+
+
+def _is_usable(plan: Plan) -> bool:
+    return plan.feasible and not plan.unsupported
+
+
+def _engine_key(plan: Plan) -> str:
+    return engine_key(each.system for each in plan.fits if each.path == plan.engines_path)
+
+
+def upgrade_table(upgrade: Upgrade) -> Table:
+    rows = [
+        (
+            each.step,
+            f"{each.B:,}",
+            f"{each.S:,}",
+            format_ms(each.before_ms),
+            _signed_ms(each.change_ms),
+            "-" if each.interval_ms is None else " to ".join(map(_signed_ms, each.interval_ms)),
+            _signed_ms(each.fixed_ms),
+            _signed_ms(each.growing_ms),
+        )
+        for each in upgrade.changes
+    ]
+    smallest = f"at B = {upgrade.changes[0].smallest_batch:,}"
+    columns = ("step", "B", "S", "before", "change", "95 % interval", smallest, "beyond it")
+    return Table(f"Steps at this load, {upgrade.source}", columns, rows, words=("step",))
+
+
+def _signed_ms(value_ms: float) -> str:
+    return f"{'-' if value_ms < 0 else '+'}{format_ms(abs(value_ms))}"
+
+
+def describe_speculation(found: SpeculationPlan) -> tuple[Verdict, list[str], Table]:
+    """Return from which batch drafts stop paying, the acceptance, and a table by batch."""
+    drafts, largest = count_text(found.draft_tokens, "draft token"), f"{found.largest_batch:,}"
+    ends = [f"{end:,.0f}" if math.isfinite(end) else f"beyond {largest}" for end in found.stops_interval]
+    open_end = found.stops_at is None and math.isfinite(found.stops_interval[0])
+    if found.stops_at is not None:
+        verdict = f"{drafts} a step stop paying from {found.stops_at:,} requests on (95 %: {ends[0]} to {ends[1]})."
+    elif open_end:
+        verdict = f"{drafts} a step likely pay up to {largest} requests, with 95 % only below {ends[0]}."
+    else:
+        verdict = f"{drafts} a step pay up to the largest measured batch, {largest} requests."
+    low, high = found.rows[0].interval
+    reach = 1.96 * found.acceptance_se
+    shares = [format_percent(100 * min(max(found.acceptance + side, 0.0), 1.0)) for side in (-reach, reach)]
+    error = f" (95 %: {shares[0]} to {shares[1]})" if reach else " (given)"
+    cost = f", {format_ms(found.draft_ms)} to draft a token"
+    if not found.draft_ms:
+        cost = ". The steps are taken to include drafting: give --draft-cost if they do not"
+    tokens = f"{number(found.tokens_per_step)} tokens per request and step{cost}."
+    rows = [
+        (
+            f"{each.B:,}",
+            *map(format_ms, (each.step_ms, each.draft_step_ms)),
+            *map(number, (each.tokens_per_s, each.draft_tokens_per_s)),
+            f"{each.speedup:.2f}",
+            f"{each.interval[0]:.2f} to {each.interval[1]:.2f}",
+        )
+        for each in found.rows
+    ]
+    columns = ("B", "step", "draft step", "tokens/s", "draft tokens/s", "speed-up", "95 % interval")
+    state: State = "bad" if high < 1 else "doubt" if low <= 1 or open_end else "good"
+    lines = [f"Acceptance {format_percent(100 * found.acceptance)}{error}, {tokens}"]
+    return Verdict(verdict, state), lines, Table("", columns, rows)

@@ -3,23 +3,16 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from latfit.live import Compared
-from latfit.reporting.format import of_share
 from latfit.reporting.simulation import tables
 from latfit.reporting.simulation.tables import half_width, measured_times, named, rate_text
-from latfit.reporting.table import KeyNumber, State, Table, make_table
+from latfit.reporting.table import KeyNumber, Table, Verdict, make_table, of_share
 from latfit.simulation import UNLIMITED, EngineResult, SimResult, Times, p99_difference
 from latfit.units import format_ms, format_rate, number
 
 ATTAINED = 0.99  # share of requests that has to meet the SLOs for a run to be good
 _NUMBERS = re.compile(r"\d[\d,.]*")
-
-
-class Verdict(NamedTuple):
-    text: str
-    state: State
 
 
 def policies_verdict(runs: Sequence[SimResult], sla_ms: float = math.inf) -> Verdict:

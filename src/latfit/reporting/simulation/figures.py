@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from latfit.reporting import style
-from latfit.reporting.format import drawable, signed_percent
 from latfit.reporting.simulation.tables import TITLES, frontier, run_labels, settings_text
+from latfit.reporting.table import drawable, signed_percent
 from latfit.simulation import EngineResult, SimResult
 from latfit.stats import FloatArray
 from latfit.units import format_ms
