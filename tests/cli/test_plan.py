@@ -49,7 +49,7 @@ def test_the_default_is_the_decision_and_fits_a_terminal(both: Path, capsys: Cap
     assert re.search(r"vLLM on amx: vllm serve MODEL --max-num-seqs \d+", told)  # the path that serves the load
     assert "Next: latfit report --sla 20ms --rate 100/s" in told
     assert latfit("plan", "--set", "sla_ms=20", "--rate", "100/s", "--set", "max_batch=16") == 0
-    assert capsys.readouterr().out.endswith("Next: -v here shows every table.\n")  # a page would not know of max_batch
+    assert "Next:" not in capsys.readouterr().out  # a page would not know of max_batch
 
 
 @pytest.mark.parametrize(
