@@ -49,18 +49,14 @@ class ComparisonRecord(Record, frozen=True):
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Answer):
-    """Runs compared with the first, the baseline.
-
-    alone: systems that are missing in some source. fits: of the sources, if each has one system. upgrades: plans of a
-    load with each source's steps.
-    """
+    """Runs compared with the first, the baseline."""
 
     names: Sequence[str]
     compared: Sequence[Compared]
     tolerance_pct: float
-    alone: Sequence[str] = ()
-    fits: Sequence[Fit] = field(default=(), compare=False)
-    upgrades: Sequence[Upgrade] = ()
+    alone: Sequence[str] = ()  # systems that are missing in some source
+    fits: Sequence[Fit] = field(default=(), compare=False)  # of the sources, if each has one system
+    upgrades: Sequence[Upgrade] = ()  # plans of a load with each source's steps
 
     @property
     def baseline(self) -> str:

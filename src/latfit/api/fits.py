@@ -57,14 +57,11 @@ MIN_PHASE_STEPS = 20  # below this a phase shares the fit of all steps
 
 @dataclass(frozen=True, repr=False)
 class Fit(Answer):
-    """A latency model fitted to steps, with its uncertainty.
-
-    result: the record (`latfit.model.FitResult`).  path: the execution path of the steps, if known.  trace: the steps.
-    """
+    """A latency model fitted to steps, with its uncertainty."""
 
     result: FitResult
-    path: str | None = None
-    trace: Trace | None = field(default=None, compare=False)
+    path: str | None = None  # of the steps, if known
+    trace: Trace | None = field(default=None, compare=False)  # the steps
 
     @property
     def model(self) -> str:
@@ -327,14 +324,11 @@ def predict_steps(request: PredictRequest) -> Predicted | PlainAnswer:
 
 @dataclass(frozen=True)
 class PhaseFits:
-    """Step costs of an engine: `decode` of decode steps, or of all where `prefill` is None.
-
-    notes: rows that were left out, and why there is one fit.
-    """
+    """Step costs of an engine: `decode` of decode steps, or of all where `prefill` is None."""
 
     decode: Fit
     prefill: Fit | None
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # rows that were left out, and why there is one fit
 
     @property
     def results(self) -> list[FitResult]:

@@ -164,14 +164,11 @@ def grid_of(fit: FitResult, name: str, count: int, named: Any) -> FloatArray:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation(Answer):
-    """Errors of a fit on a trace.
+    """Errors of a fit on a trace."""
 
-    scores: the document of `latfit evaluate --json`. data: what was read and dropped. held_out_pct: cross-validated.
-    """
-
-    scores: Mapping[str, Any]
-    data: Mapping[str, Any] = field(default_factory=dict)
-    held_out_pct: float | None = None
+    scores: Mapping[str, Any]  # the document of `latfit evaluate --json`
+    data: Mapping[str, Any] = field(default_factory=dict)  # what was read and dropped
+    held_out_pct: float | None = None  # cross-validated error of the fit
 
     @property
     def foreign(self) -> bool:

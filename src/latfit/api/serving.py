@@ -47,13 +47,10 @@ LIMIT_FACTORS = (0.6, 1.0, 1.5)
 
 @dataclass(frozen=True, repr=False, eq=False)
 class EnginePlan(Planned):
-    """Serving engines for a load; `.engine` holds the settings, as `simulate_engine` takes them.
-
-    result: the record (`latfit.planning.ServingPlan`). subject: model and machine, where they are known.
-    """
+    """Serving engines for a load; `.engine` holds the settings, as `simulate_engine` takes them."""
 
     result: planning.ServingPlan
-    subject: str = ""
+    subject: str = ""  # model and machine, if known
     request: EnginePlanRequest | None = None
 
     @property

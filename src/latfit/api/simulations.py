@@ -69,16 +69,13 @@ class Simulation(Answer):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PolicySimulation(Simulation, WithPage):
-    """Batching policies on a machine.
-
-    skipped: why points were left out. findings: claims of a study and what came out.
-    """
+    """Batching policies on a machine."""
 
     runs: Sequence[simulation.SimResult]
     system: simulation.System
     sla_ms: float = math.inf
-    skipped: Sequence[str] = ()
-    findings: Sequence[tuple[str, str]] = ()
+    skipped: Sequence[str] = ()  # why points were left out
+    findings: Sequence[tuple[str, str]] = ()  # claims of a study, and what came out
     subject: str = ""
     title = "Simulated batching policies"
 

@@ -74,14 +74,13 @@ COLUMNS = {
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Tuned(Answer):
-    """Settings with what was planned and measured. validation: the last load beside its simulation.  todo: what
-    `--dry-run` would do."""
+    """Settings with what was planned and measured."""
 
     result: Tuning
     plan: EnginePlan | None = None
     fit: Fit | None = None
-    validation: Validation | None = None
-    todo: Sequence[str] = ()
+    validation: Validation | None = None  # of the last load
+    todo: Sequence[str] = ()  # what `--dry-run` would do
 
     @property
     def kept(self) -> bool:
@@ -172,30 +171,24 @@ class Tuned(Answer):
 
 @dataclass
 class Loop:
-    """The state of one tuning.
-
-    all_single: whether every start wrote single steps.  traces: the steps of all starts.  settings: those in use, empty
-    as started.  plan, fit: the last ones.  exports: settings of all plans.  share: part of the rate that the plan is
-    for.  limit: most requests that ran while others waited; None if none did.  last: counters when the last start
-    ended.  loads: how many were sent.  why_gone: tells why the engine has ended, empty while it runs.
-    """
+    """The state of one tuning."""
 
     request: TuneRequest
     begun_s: float = field(default_factory=time.monotonic)
     starts: int = 0
     engine: str = ""
-    all_single: bool = True
-    traces: list[Path] = field(default_factory=list)
+    all_single: bool = True  # whether every start wrote single steps
+    traces: list[Path] = field(default_factory=list)  # steps of all starts
     runs: list[Run] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)  # in use; empty as started
     plan: EnginePlan | None = None
     fit: Fit | None = None
-    exports: list[Exported] = field(default_factory=list)
-    share: float = 1.0
-    limit: int | None = None
-    last: ServerState | None = None
-    loads: int = 0
-    why_gone: Callable[[], str] = lambda: ""
+    exports: list[Exported] = field(default_factory=list)  # settings of all plans
+    share: float = 1.0  # of the rate, that the plan is for
+    limit: int | None = None  # most requests that ran while others waited; None if none did
+    last: ServerState | None = None  # counters when the last start ended
+    loads: int = 0  # sent
+    why_gone: Callable[[], str] = lambda: ""  # why the engine has ended; empty while it runs
 
     def __post_init__(self) -> None:
         request = self.request
@@ -231,16 +224,16 @@ class Loop:
         self.url = (request.url or f"http://{place}").rstrip("/")
 
     def with_settings(self) -> list[str]:
-        """Return the command with the settings in use, on loopback by default; the options alone if others start it."""
+        """Return the command, or the options alone if others start it."""
         has_host = not self.command or any(word.partition("=")[0] == "--host" for word in self.command)
         return with_flags([*self.command, *([] if has_host else ["--host", "127.0.0.1"])], self.settings)
 
     def show(self, words: Sequence[str]) -> str:
-        """Return a command as it is typed; its API key is a variable, as screens and files keep what they show."""
+        """Return a command as it is typed, with a variable for its API key."""
         return " ".join(f'"${ENGINE_TOKEN}"' if word == self.key else shlex.quote(word) for word in words)
 
     def with_recording(self) -> list[str]:
-        """Return the command with the settings in use, and with the engine's option for recording steps."""
+        """Return the command with the engine's option for recording steps."""
         words = self.with_settings()
         return words + ([self.recording_flag] if self.recording_flag and self.recording_flag not in words else [])
 
@@ -266,7 +259,7 @@ class Loop:
 
     @contextmanager
     def engine_up(self) -> Iterator[str]:
-        """Have an engine with the settings in use, and yield the name of its model."""
+        """Yield the name of the model of an engine with the settings in use."""
         self.starts += 1
         if not self.command:
             yield self.by_hand()
@@ -302,10 +295,7 @@ class Loop:
         return self.out / f"steps-{self.starts}"
 
     def measure(self, names: Sequence[str], shares: Sequence[float]) -> None:
-        """Start the engine and load it at shares of the rate, recording its steps.
-
-        names: of the runs; a load without a name is no run.
-        """
+        """Start the engine and load it at shares of the rate, recording its steps; loads without a name are no runs."""
         with self.engine_up() as model:
             self.tell("Warming it up")
             count = max(round(RAMP_UP * self.rate_per_s * self.seconds), MIN_WARM_REQUESTS)
@@ -354,7 +344,6 @@ class Loop:
         return answers, None if seen is None else seen.other_cpus / (seen.spare_cpus + 1), recorder
 
     def draw_requests(self, share: float, replication: int) -> Requests:
-        """Return the requests at a share of the rate: the recorded ones, or drawn for the length of a load."""
         load = self.load.at_rate(share * self.load.rate)
         if isinstance(load, RecordedLoad):
             return load.requests
@@ -373,7 +362,7 @@ class Loop:
         return found
 
     def run_of(self, name: str, at: float, answers: Sequence[Answered], others: float | None) -> Run:
-        """Return a run, of a drawn load without its first fifth; its requests go into a file."""
+        """Return a run without its ramp-up; its requests go into a file."""
         from pandas import DataFrame
 
         answered = [each for each in answers if not each.failure]
@@ -402,10 +391,7 @@ class Loop:
         )
 
     def plan_settings(self) -> bool:
-        """Fit the steps and plan one engine; return whether its settings meet the SLOs at the requested rate.
-
-        If none do, the settings in use are those for the largest share of the rate that one engine carries, or none.
-        """
+        """Fit the steps and plan one engine for the largest share of the rate; return whether that is all of it."""
         if not self.traces:
             remedy = "Give a higher --rate, or a longer --load."
             raise BadInput("no steps of a busy engine were recorded", where=self.url, remedy=remedy)
@@ -433,7 +419,6 @@ class Loop:
         return is_feasible and self.share == 1.0
 
     def plan_one(self, **settings: int) -> EnginePlan:
-        """Plan one engine, with these settings, for the share of the rate."""
         request = self.request
         return plan_engine(
             self.fit,
@@ -448,7 +433,7 @@ class Loop:
         )
 
     def raise_limit(self, limit: int) -> None:
-        """Start the engine with a higher limit of requests, to measure larger batches, and plan again."""
+        """Measure with a higher limit of requests, and plan again."""
         planned = self.settings
         self.settings = {BY_KEY[self.engine].options[0].name: limit}
         try:
@@ -460,7 +445,7 @@ class Loop:
             self.plan_settings()
 
     def verify(self) -> bool:
-        """Start the engine with the planned settings and compare; return whether to do that again with others."""
+        """Measure with the planned settings; return whether to do that again with others."""
         self.measure(["as planned"], [self.share])
         last, tried = self.runs[-1], (self.share, self.settings)
         if last.kept or all(each.as_planned for each in last.figures):
@@ -470,19 +455,18 @@ class Loop:
 
     @property
     def restarts_left(self) -> int:
-        """How many restarts the request allows; none when its time is up."""
         in_time = time.monotonic() - self.begun_s < self.budget_s
         return self.request.max_restarts - (self.starts - 1) if in_time else 0
 
     def choose(self) -> None:
-        """Use and export the settings of the last run that kept the SLOs at the requested rate, else the last ones."""
+        """Export the settings of the last run that kept the SLOs at the requested rate, else the last ones."""
         kept = [run for run in self.runs if run.kept and run.rate_per_s >= self.rate_per_s]
         self.settings = kept[-1].settings if kept else self.settings
         for exported in [each for each in self.exports if each.settings == self.settings][-1:]:
             exported.save(self.out)
 
     def validated(self) -> Validation | None:
-        """The last load beside its simulation with the same requests; None if it had no planned settings."""
+        """Simulate the last load; None if it had no planned settings."""
         if not self.settings or self.plan is None or self.runs[-1].settings != self.settings:
             return None
         engine = {name: self.plan.engine[name] for name in ("max_num_seqs", "max_num_batched_tokens", "kv_blocks")}

@@ -41,17 +41,13 @@ GIVE_OPTIONS = "Give options if not so."
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Validation(Answer):
-    """Measured against simulated TTFT, TPOT and latency. result: the record (`latfit.validation.Validation`).
-
-    foreign: why the run is of another machine than the fit, else empty. setup: how the engine is set up. run_speed: the
-    comparison at the machine's speed during the run; None if the run's steps are not known.
-    """
+    """Measured against simulated TTFT, TPOT and latency."""
 
     result: validation.Validation
     setup: EngineSetup
     warnings: Sequence[Message] = ()
-    foreign: str = ""
-    run_speed: validation.RunSpeed | None = None
+    foreign: str = ""  # why the run is of another machine than the fit
+    run_speed: validation.RunSpeed | None = None  # at the machine's speed during the run; None if not known
 
     def check_machine(self) -> None:
         """Raise FitNotUsable for a run of another machine than the fit."""

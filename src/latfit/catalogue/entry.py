@@ -27,11 +27,7 @@ KERNELS, STEPS = "kernels", "steps"  # the GPU's kernels alone, or a serving eng
 
 
 class CatalogEntry(Record, frozen=True, kw_only=True, tag_field="schema", tag="latfit.catalog/1"):
-    """A fitted system.
-
-    contents, lacks: what a step holds (`kernels` or `steps`), and what it misses. B, S: measured ranges. error_pct:
-    mean error on held-out steps. weights: parameters of the model, of which a step reads all; None where unknown.
-    """
+    """A fitted system."""
 
     what = "catalogue entry"
     made_by = "latfit catalog add"
@@ -42,13 +38,13 @@ class CatalogEntry(Record, frozen=True, kw_only=True, tag_field="schema", tag="l
     tp: int = 1
     dtype: str = ""
     engine: str = ""
-    contents: str
+    contents: str  # of a step: KERNELS or STEPS
     lacks: str = ""
-    B: tuple[float, float]
+    B: tuple[float, float]  # measured range
     S: tuple[float, float]
     steps: int
-    error_pct: float | None
-    weights: float | None = None
+    error_pct: float | None  # mean, on held-out steps
+    weights: float | None = None  # parameters of the model, all read by a step
     licence: str = ""
     source: str = ""
     fit: dict[str, Any]

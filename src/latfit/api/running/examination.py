@@ -28,18 +28,14 @@ MIN_READINGS = 2
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Examination(Answer):
-    """A running engine over some seconds.
-
-    diagnosis: what its counters prove. what_if: settings moved on a fitted engine. gone: why the readings ended early.
-    users: (requests at once, TPOT in ms) that the fit allows.
-    """
+    """A running engine over some seconds."""
 
     server: str
-    diagnosis: Diagnosis
+    diagnosis: Diagnosis  # what its counters prove
     seen: Interval
-    what_if: WhatIf | None = None
-    gone: str = ""
-    users: tuple[int, float] | None = None
+    what_if: WhatIf | None = None  # settings moved on a fitted engine
+    gone: str = ""  # why the readings ended early
+    users: tuple[int, float] | None = None  # (requests at once, TPOT in ms) that the fit allows
 
     @property
     def verdict(self) -> str:
@@ -179,21 +175,17 @@ FOREVER_S = 1e9
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Snapshot(Answer):
-    """A running engine over the last window.
-
-    capacity_per_s: highest rate within the SLO, by a fit; NaN if not known, and `unknown` says why. problem: why the
-    server does not answer, else empty. speed: of steps, relative to the fit; None if not known.
-    """
+    """A running engine over the last window."""
 
     server: str
     diagnosis: Diagnosis
     seen: Interval
     ttft_slo_ms: float = math.inf
     tpot_slo_ms: float = math.inf
-    capacity_per_s: float = math.nan
-    unknown: str = ""
-    problem: str = ""
-    speed: PhaseSpeed | None = None
+    capacity_per_s: float = math.nan  # highest rate within the SLO, by a fit
+    unknown: str = ""  # why the capacity is NaN
+    problem: str = ""  # why the server does not answer
+    speed: PhaseSpeed | None = None  # of steps, relative to the fit
 
     @property
     def verdict(self) -> str:

@@ -37,7 +37,7 @@ COUNTED = ("windows", "preempted_windows", "polls", "unanswered", "restarts")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Recorded(Answer):
-    """Windows of a running engine. interrupted: whether the user ended the recording early."""
+    """Windows of a running engine."""
 
     trace: Trace
     server: str
@@ -45,7 +45,7 @@ class Recorded(Answer):
     out: Path
     counts: dict[str, Any]
     slowest_s: float
-    interrupted: bool = False
+    interrupted: bool = False  # by the user
 
     @property
     def busy(self) -> Trace:
@@ -188,16 +188,13 @@ def record_server(request: RecordRequest) -> Recorded:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class RecordedFit(Recorded):
-    """A recording with its fit, and the simulated load compared with the server's histograms.
-
-    not_fitted, not_validated: why there is none, else empty.
-    """
+    """A recording with its fit, and the simulated load compared with the server's histograms."""
 
     seen: Interval = field(kw_only=True)
     fit: Fit | None = None
-    not_fitted: str = ""
+    not_fitted: str = ""  # why there is no fit
     validation: Validation | None = None
-    not_validated: str = ""
+    not_validated: str = ""  # why there is no comparison
 
     @property
     def state(self) -> State:
