@@ -1,8 +1,6 @@
 """Numba decorators for hot loops: compiled without the GIL, cached on disk, dividing as NumPy does.
 
-The cache depends on the sources of all MODULES, because numba's own cache misses changes in inlined functions and
-constants. Simulator cores use no arrays of their own and inline their helpers: reference counting and calls cost more
-than the work. Loading from the cache skips numba's registries, whose import takes most of the time.
+The cache depends on the sources of all MODULES, because numba's own misses changes in inlined functions.
 """
 
 import os
@@ -50,7 +48,7 @@ def sources() -> str:
 
 @cache
 def folder() -> Path | None:
-    """Return the cache folder: the package's `__pycache__`, else the user's; None if none is writable."""
+    """Return the cache folder; None if none is writable."""
     own = sha256(str(PACKAGE).encode()).hexdigest()[:16]
     chosen = settings.CACHE_DIR
     users = Path(chosen or folders.AppDirs("latfit", appauthor=False).user_cache_dir) / f"compiled-{own}"
@@ -68,7 +66,7 @@ def _announce() -> None:
 
 
 def _locate(function: Callable[..., Any], _: str) -> SimpleNamespace:
-    """Return numba's cache locator of a function: folder, file name and source stamp."""
+    """Return numba's cache locator of a function."""
     return SimpleNamespace(
         ensure_cache_path=lambda: os.makedirs(str(folder()), exist_ok=True),
         get_cache_path=lambda: str(folder()),
@@ -82,7 +80,7 @@ class _Implementation(parts.CompileResultCacheImpl):  # type: ignore[misc]
 
 
 class _Cache(parts.FunctionCache):  # type: ignore[misc]
-    """numba's on-disk cache; a file that cannot be read or written counts as missing."""
+    """numba's on-disk cache; an unreadable file counts as missing."""
 
     _impl_class = _Implementation
 
@@ -138,7 +136,7 @@ rare: Callable[..., Any] = cached(**_INNER)
 
 @inner
 def first_beyond(reached, low, high, u):  # type: ignore[no-untyped-def]
-    """Return the first index in low..high whose cumulative share exceeds u, else high: a discrete draw."""
+    """Return the first index in low..high whose cumulative share exceeds u, else high."""
     while low < high:
         middle = (low + high) // 2
         if reached[middle] > u:

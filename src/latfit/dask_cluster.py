@@ -1,8 +1,4 @@
-"""Run tasks on a Dask cluster, or on workers of this host.
-
-A scheduler without an answer or workers ends the work after PATIENCE_S. Errors and interrupts close the client, which
-cancels its tasks and ends its workers.
-"""
+"""Run tasks on a Dask cluster, or on workers of this host."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -17,11 +13,7 @@ PATIENCE_S = 20.0  # for an answer of the scheduler, and without any worker
 def run_on_dask(
     tasks: Mapping[int, tuple[Any, ...]], scheduler: str | None, workers: int | None = None
 ) -> Iterator[tuple[int, Any]]:
-    """Yield (number, result) of each task, a function and its arguments, as it finishes.
-
-    scheduler: address of a cluster; without it, `workers` on this host (default: one a core). Raises WrongUsage without
-    Dask or an answering scheduler, the LatfitError of a task, and LatfitError if tasks are lost.
-    """
+    """Yield (number, result) of each task as it finishes. Raises WrongUsage without a scheduler, LatfitError."""
     try:
         distributed: Any = import_module("distributed")
     except ImportError:

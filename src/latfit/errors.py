@@ -1,4 +1,4 @@
-"""Errors that a user can correct: what was found, where, what to do, and the exit code."""
+"""Errors that a user can correct, with their exit codes."""
 
 import sys
 from collections.abc import Collection, Iterator
@@ -11,7 +11,7 @@ silent: ContextVar[bool] = ContextVar("silent", default=False)  # whether only e
 
 
 def printable(text: str) -> str:
-    """Return the text with characters that are not printable escaped, but line breaks."""
+    """Return the text with unprintable characters escaped."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(
@@ -27,7 +27,7 @@ def tell(text: str) -> None:
 
 
 class LatfitError(Exception):
-    """Base of all errors raised on purpose: what is wrong, where (file, option, row), and what to do."""
+    """Base of errors raised on purpose: what is wrong, where (file, option, row), what to do."""
 
     exit_code: ClassVar[int] = 1
 
@@ -103,4 +103,4 @@ class Regression(LatfitError, exit_code=8):
 
 
 class Interrupted(LatfitError, exit_code=130):
-    """The user stopped the run; the message says where the measurements so far are."""
+    """The user stopped the run."""

@@ -1,7 +1,4 @@
-"""Write files atomically, and report file system errors in the user's terms.
-
-A file is written under a temporary name and renamed. Writers that `rewrite` files in one folder take turns.
-"""
+"""Write files atomically, and report file system errors in the user's terms."""
 
 import errno
 import json
@@ -53,11 +50,7 @@ def check_writable(target: Path) -> None:
 
 
 def write_whole(target: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Let `write` fill a temporary file next to `target`, then rename it.
-
-    On any error `target` keeps its content. Mode, owner and links are preserved. A device or a pipe gets the content
-    once it is complete.
-    """
+    """Let `write` fill a temporary file, then rename it. Mode, owner and links are preserved."""
     check_writable(target)
     with file_system_errors(target):
         place = _resolve(target)
@@ -76,7 +69,7 @@ def write_whole(target: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 
 def rewrite(target: Path, content: Callable[[], str]) -> None:
-    """Replace the text in `target` by `content()`, which reads it, without losing another writer's change."""
+    """Replace the text in `target` by `content()`; several writers take turns."""
     check_writable(target)
     with file_system_errors(target):
         folder = _resolve(target).parent
@@ -92,7 +85,7 @@ def rewrite(target: Path, content: Callable[[], str]) -> None:
 
 
 def lock(descriptor: int) -> bool | None:
-    """Lock an open file until it is closed; return whether that succeeded, None on file systems without locks."""
+    """Lock an open file; None on file systems without locks."""
     if sys.platform == "win32":
         return None
     try:
@@ -105,7 +98,7 @@ def lock(descriptor: int) -> bool | None:
 
 
 def open_own(file: Path, flags: int) -> int:
-    """Open a journal next to a user's file. Raises TargetNotWritable unless it is a regular file with one link."""
+    """Open a journal next to a user's file. Raises TargetNotWritable for links."""
     try:
         descriptor = os.open(file, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
         found = os.fstat(descriptor)
@@ -143,7 +136,7 @@ def _resolve(target: Path) -> Path:
 
 
 def _is_special(place: Path) -> bool:
-    """Return whether it exists and cannot be replaced: a device, a pipe, an open stream."""
+    """Return whether it cannot be replaced: a device, a pipe, an open stream."""
     return place.exists() and (not place.is_file() or str(place).startswith(STREAMS))
 
 
@@ -182,7 +175,7 @@ def write_json(target: Path, document: Any) -> None:
 
 
 def dumps(document: Any) -> str:
-    """Return strict JSON of printable characters; a number that is not finite becomes null."""
+    """Return strict JSON of printable characters; NaN and infinities become null."""
     text = json.dumps(_finite(document), indent=1, ensure_ascii=False, allow_nan=False)
     return MAYBE_UNPRINTABLE.sub(lambda found: found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1], text)
 

@@ -27,7 +27,7 @@ LEAST_BITS = int(np.float64(LEAST).view(np.int64))
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Response times of some requests: number of the first bin; count, ends and sum of times (ms) by bin (bins,)."""
+    """Response times of some requests by bin (bins,)."""
 
     first: int
     totals: NDArray[np.int64]
@@ -49,7 +49,7 @@ class Histogram:
         return float(self.mass.sum()) / self.size if self.size else math.nan
 
     def share_in_bin(self, time: float) -> tuple[int, float]:
-        """Return a time's bin, and the share of the bin's requests at or below the time."""
+        """Return a time's bin, and the share of its requests at or below the time."""
         bits = max(int(np.float64(time).view(np.int64)), LEAST_BITS) if time > 0 else LEAST_BITS
         number = bits >> SHIFT
         column = number - self.first
@@ -63,7 +63,6 @@ class Histogram:
         return number, min(1.0, max(0.0, inside / count))
 
     def at_most(self, number: int, share: float) -> float:
-        """Count the requests below a bin, and a share of those in it."""
         column = number - self.first
         if column < 0 or not self.size:
             return 0.0
@@ -72,7 +71,6 @@ class Histogram:
         return float(self.reached[column]) - (1 - share) * int(self.totals[column])
 
     def above(self, time: float) -> float:
-        """Return the share of requests that take longer than a time in ms."""
         return 1 - self.at_most(*self.share_in_bin(time)) / self.size
 
     def value(self, share: float) -> float:
@@ -92,7 +90,7 @@ class Histogram:
         return low + (high - low) * min(1.0, max(0.0, (inside - at_low - 1) / (between - 1)))
 
     def _ends(self, column: int) -> tuple[float, float]:
-        """Return the requests with exactly the bin's smallest and largest time, in excess of a uniform spread."""
+        """Return the requests at exactly the bin's smallest and largest time."""
         low, high, count = float(self.low[column]), float(self.high[column]), int(self.totals[column])
         if high <= low:
             return float(count), 0.0

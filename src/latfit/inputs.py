@@ -25,7 +25,7 @@ _SPOOLED: list[Any] = []  # temporary files with the content of pipes; they vani
 
 
 def regular_file(source: Path) -> Path:
-    """Return the file, or a temporary file with the content of a pipe. Raises BadInput, also if empty."""
+    """Return the file, or a copy of a pipe. Raises BadInput, also if empty."""
     try:
         found = source.stat()
         if stat.S_ISDIR(found.st_mode):
@@ -40,7 +40,7 @@ def regular_file(source: Path) -> Path:
 
 
 def spooled(stream: BinaryIO, name: str) -> Path:
-    """Copy a stream into a temporary file that stays until the program ends. Raises BadInput."""
+    """Copy a stream into a temporary file. Raises BadInput."""
     try:
         number = stream.fileno()
     except (OSError, ValueError):
@@ -88,7 +88,7 @@ def read_json(source: Path, *, what: str, made_by: str, infinite: bool = False) 
 
 
 def decode_json(content: bytes, *, infinite: bool = False) -> Any:
-    """Return the document; infinite: accept NaN and Infinity. Raises ValueError, also for what is too large."""
+    """Return the document; infinite: accept NaN and Infinity. Raises ValueError."""
     import msgspec
 
     try:

@@ -8,7 +8,7 @@ GIB = 1 << 30
 
 
 def check_memory(needed: float, where: str, remedy: str) -> None:
-    """Raise BadInput if `needed` bytes exceed the free memory, if that is known."""
+    """Raise BadInput if `needed` bytes exceed the free memory."""
     free = free_memory_bytes()
     if free is not None and needed > free:
         raise BadInput(
@@ -19,7 +19,7 @@ def check_memory(needed: float, where: str, remedy: str) -> None:
 
 
 def free_memory_bytes() -> int | None:
-    """Return the memory free without swapping, within the limit of the container; None if unknown."""
+    """Return the free memory within the container's limit; None if unknown."""
     group = Path("/sys/fs/cgroup")
     available = (line.split() for line in _lines(Path("/proc/meminfo")) if line.startswith("MemAvailable:"))
     free = [1024 * int(words[1]) for words in available]

@@ -25,7 +25,7 @@ class Severity(StrEnum):
 
 
 class Message(Record, frozen=True):
-    """A message: its code, for programs, what was found, and what to do."""
+    """What was found, and what to do."""
 
     code: str
     message: str
@@ -34,7 +34,7 @@ class Message(Record, frozen=True):
 
     @classmethod
     def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a message of an older file with today's code, as a note if its remedy says so."""
+        """Return a message of an older file with today's code."""
         found = {**document, "code": OLD_CODES.get(str(document.get("code")), document.get("code"))}
         note = str(document.get("remedy")).startswith(NO_ACTION)
         return {"severity": Severity.NOTE, **found} if note else found
@@ -372,14 +372,14 @@ class _Units(Formatter):
 
 
 def message(name: str, /, **values: Any) -> Message:
-    """Return the message of a row of the table with its values."""
+    """Return a row of the table with its values."""
     code, *texts = TABLE[name]
     found, remedy = (_Units().format(text, **values) for text in (*texts, "")[:2])
     return Message(code, found, remedy, SEVERITIES.get(code, Severity.WARNING))
 
 
 def views(messages: Iterable[Message]) -> dict[str, Any]:
-    """Return the keys of a plan's JSON that hold its messages, by severity."""
+    """Return the messages of a plan by the keys of its JSON."""
     every = list(messages)
 
     def texts(*severities: Severity) -> list[str]:

@@ -1,7 +1,6 @@
-"""Records that are their own JSON: one definition is the Python object, the file format and the `--json` answer.
+"""Records that are their own JSON: Python object, file format and `--json` answer.
 
-Its field types, and its `__post_init__` where that raises ValueError, define what is valid. A violation is one
-`BadInput` that names the place in the document.
+Field types and `__post_init__` say what is valid; a violation is a BadInput that names the place.
 """
 
 import math
@@ -57,21 +56,18 @@ class Record(msgspec.Struct, frozen=True, dict=True):
         """Return a document of an older version in today's form."""
         return document
 
-    def check(self) -> None:
-        """Raise ValueError for values that a file must not have."""
+    def checked(self) -> Self:
+        """Return the record. Raises ValueError for values that a file must not have."""
+        return self
 
     @classmethod
     def from_json(cls, document: Any, where: str = "the document") -> Self:
         """Return the record in a decoded document; keys without a field are ignored. Raises BadInput for a field."""
         config = cls.__struct_config__
         schema = None if config.tag is None else (config.tag_field, config.tag)
-
-        def make(found: Mapping[str, Any]) -> Self:
-            record = convert(cls.upgrade(found), cls)
-            record.check()
-            return record
-
-        return decode(document, make, schema, where, cls.what, cls.made_by)
+        return decode(
+            document, lambda found: convert(cls.upgrade(found), cls).checked(), schema, where, cls.what, cls.made_by
+        )
 
     @classmethod
     def read(cls, source: Path) -> Self:
@@ -105,7 +101,7 @@ def to_builtins(value: Any) -> Any:
 
 
 def _with_lists(value: Any) -> Any:
-    """Turn tuples into lists, as they are read again."""
+    """Turn tuples into lists."""
     if isinstance(value, dict):
         return {name: _with_lists(each) for name, each in value.items()}
     return [_with_lists(each) for each in value] if isinstance(value, list | tuple) else value
@@ -119,7 +115,7 @@ def convert(document: Any, kind: type[T]) -> T:
 def decode(
     document: Any, make: Callable[[Mapping[str, Any]], T], schema: Any, where: str, what: str, made_by: str = ""
 ) -> T:
-    """Check the schema ((key, value), or the value of `schema`), call `make`, and turn errors into BadInput."""
+    """Check the schema, call `make`, and turn errors into BadInput."""
     remedy = f"Make one with `{made_by}`." if made_by else "Check how it was made."
     try:
         if not isinstance(document, Mapping):
@@ -151,7 +147,7 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(kind: Any, value: Any) -> Any:
-    """Make a field of a type that JSON does not have: `Number`, an array, a class with `from_json`."""
+    """Make a field of a type that JSON does not have."""
     if kind is Number:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ValueError(f"Expected a number or null, got {str(value)[:40]!r}")

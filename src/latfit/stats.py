@@ -20,7 +20,7 @@ MAD_TO_SIGMA = 1.482602218505602
 
 @dataclass(frozen=True)
 class MedianInterval:
-    """A median with a distribution-free interval, whose ends are infinite if n is too small for the level."""
+    """A median with a distribution-free interval, open if n is too small."""
 
     median: float
     low: float
@@ -48,11 +48,7 @@ def median_interval(samples: FloatArray, level: float = 0.95) -> MedianInterval:
 
 
 def student_tail(freedom: float, t: float) -> float:
-    """Return P(T > t) of Student's t distribution, t >= 0; SciPy's takes 0.2 s to import.
-
-    By the continued fraction of the incomplete beta function (Numerical Recipes, section 6.4), for many degrees of
-    freedom the normal distribution with a correction of the first order.
-    """
+    """Return P(T > t), t >= 0, by a continued fraction (Numerical Recipes, 6.4); SciPy takes 0.2 s to import."""
     if freedom > MAX_FREEDOM:
         z = t * (1 - 1 / (4 * freedom)) / math.sqrt(1 + t * t / (2 * freedom)) if math.isfinite(freedom) else t
         return 0.5 * math.erfc(z / math.sqrt(2))
@@ -97,7 +93,7 @@ def mad_sigma(residuals: FloatArray, weights: FloatArray | None = None) -> float
 
 
 def weighted_quantile(values: FloatArray, q: float, weights: FloatArray | None = None) -> float:
-    """Return the smallest value with at least a share `q` of the weight at or below it; np.quantile without weights."""
+    """Return the smallest value with at least a share `q` of the weight at or below it."""
     return float(np.quantile(values, q)) if weights is None else weighted_quantiles(values, (q,), weights)[0]
 
 

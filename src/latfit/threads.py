@@ -14,7 +14,7 @@ B = TypeVar("B")
 
 @contextmanager
 def on_threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool; an error in the block does not wait for running work, which no signal stops."""
+    """Yield a pool; an error in the block does not wait for running work."""
     pool = ThreadPoolExecutor(count, initializer=silent.set, initargs=(silent.get(),))
     try:
         yield pool
@@ -25,7 +25,6 @@ def on_threads(count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def map_on_threads(work: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """Map `work` over the items on all cores; compiled loops release the GIL."""
     workers = min(len(items), os.cpu_count() or 1)
     if workers < 2:
         return [work(item) for item in items]

@@ -1,4 +1,4 @@
-"""Parse quantities with units, and format numbers. Internally, times are ms and rates per ms, both float64."""
+"""Parse quantities with units, and format numbers. Times are ms, rates per ms."""
 
 import math
 import re
@@ -81,7 +81,6 @@ def count_text(count: int, noun: str) -> str:
 
 
 def format_ms(value_ms: float, digits: int = 3) -> str:
-    """Format a duration in the unit that keeps the number between 1 and 1000."""
     if not math.isfinite(value_ms):
         return "unlimited" if value_ms > 0 else "unknown"
     size = abs(value_ms)

@@ -50,7 +50,7 @@ class Answer:
         return self.warnings
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        """Return tables of text; brief: the few rows that fit a terminal."""
+        """brief: the few rows that fit a terminal."""
         return []
 
     def to_json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Answer:
 
 
 class WithPage(Answer):
-    """Base of answers that can be a page. subject: model and machine, if known."""
+    """Base of answers that can be a page."""
 
     title = ""
     subject = ""
@@ -102,7 +102,7 @@ class WithPage(Answer):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PlainAnswer(Answer):
-    """An answer made of given parts. result: the record, or the document of `--json`."""
+    """An answer made of given parts."""
 
     result: Any
     verdict: str = ""

@@ -1,4 +1,4 @@
-"""`catalog`: step models of systems that others measured, and a team's own."""
+"""`catalog`: step models of systems that others measured."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -93,14 +93,14 @@ def add_to_catalog(request: CatalogAddRequest) -> PlainAnswer:
 
 
 def _parts(name: str) -> tuple[str, str, int]:
-    """Split `h100/llama-3.1-8b@tp2` into GPU, model and tensor parallelism. Raises ValueError."""
+    """Split GPU/MODEL@tpN. Raises ValueError."""
     gpu, _, model = name.partition("/")
     model, _, tp = model.partition("@tp")
     return gpu, model, int(tp or 1)
 
 
 def fit_in_catalog(name: str) -> FitResult:
-    """Return a fit of the catalogue, widened by the error that its times may have on another machine."""
+    """Return a fit of the catalogue, widened by the error on another machine."""
     plain, entries = name.removeprefix(catalogue.PREFIX), catalogue.all_entries()
     error = catalogue.TRANSFER
     if plain in entries:
@@ -125,7 +125,7 @@ def fit_in_catalog(name: str) -> FitResult:
 def _scaled(
     name: str, entries: Mapping[str, catalogue.CatalogEntry]
 ) -> tuple[catalogue.CatalogEntry, FitResult] | None:
-    """Return the nearest neighbour of GPU/MODEL@tpN (or config.json), and its times scaled to it; None if unknown."""
+    """Return the nearest neighbour and its times scaled to GPU/MODEL@tpN; None if unknown."""
     try:
         gpu, model, tp = _parts(name)
     except ValueError:

@@ -64,12 +64,11 @@ class Comparison(Answer):
 
     @property
     def verdicts(self) -> list[str]:
-        """slower, slower within tolerance, faster, as fast or unclear, of each but the baseline."""
         return [each.verdict for each in self.compared]
 
     @property
     def slower(self) -> list[str]:
-        """Names of runs that are slower by more than the tolerance in some phase or region."""
+        """Names of runs that are slower than the tolerance allows."""
         return [each.name for each in self.compared if each.verdict == "slower"]
 
     @property
@@ -134,7 +133,7 @@ class Comparison(Answer):
 
     @property
     def table(self) -> Any:
-        """DataFrame: a row for each phase and region: change in percent, interval, verdict."""
+        """DataFrame: a row a phase and region."""
         rows = []
         for name, phase in ((each.name, phase) for each in self.compared for phase in each.phases):
             for region in phase.tested:
@@ -200,7 +199,6 @@ compare.__signature__ = _own.replace(  # type: ignore[attr-defined]
 
 
 def _compare_plans(request: CompareRequest, names: Sequence[str], fits: Sequence[Fit]) -> list[Upgrade]:
-    """Plan the load with each fit, the baseline first, and compare."""
     plans = [_plan(request, fit) for fit in fits]
     (first, *others), (first_fit, *other_fits) = plans, fits
     found = []
@@ -229,7 +227,7 @@ def _plan(request: CompareRequest, found: Fit, **more: Any) -> EnginePlan:
 
 
 def _compare_starts(names: Sequence[str], fits: Sequence[Fit], tolerance_pct: float) -> Comparison:
-    """Compare two sides whose runs alternate. Raises WrongUsage for two runs of one start."""
+    """Compare two sides whose runs alternate. Raises WrongUsage."""
     for (one, first), (two, other) in combinations(zip(names, fits, strict=True), 2):
         if one == two or _starts(first) & _starts(other):
             remedy = "Start the engine anew for each run; parts of one start show no variance between starts."
@@ -268,7 +266,7 @@ def _compare(baseline: str, pairs: Sequence[Pair], tolerance_pct: float) -> list
 
 
 def _fit_alike(sources: Sequence[Any], fitted: Callable[[Any, Time | None], list[Fit]]) -> list[list[Fit]]:
-    """Return the fits of each source, all of the same time: that of given fits, else the period if all have it."""
+    """Return the fits of each source, all of the same time."""
     times = {found.time for source in sources if _is_fit(source) for found in fitted(source, None)}
     if len(times) > 1:
         differ = "one fit is of the period of a step, another of the engine's own time"
@@ -307,7 +305,7 @@ def _fit_each(source: Any, time: Time | None, request: CompareRequest) -> list[F
 
 
 def _match(names: Sequence[str], systems: Sequence[Sequence[Fit]], *, by_path: bool) -> tuple[list[Pair], list[str]]:
-    """Pair each system with that of the baseline; return also the labels of the others."""
+    """Pair systems with the baseline's; return also the labels of the others."""
     by_key = [{_key(found, by_path=by_path): found for found in each} for each in systems]
     pairs = [
         (name, _label(key), by_key[0][key], found)
@@ -339,7 +337,7 @@ def _label(key: Key) -> str:
 
 
 def _differences(first: Fit, other: Fit) -> list[str]:
-    """Return what two systems differ in: `hardware: a100 vs h100`."""
+    """Return facts such as `hardware: a100 vs h100`."""
     facts = facts_beside(fitted_identity(first.result), fitted_identity(other.result))
     return [
         f"{fact.name.replace('_', ' ')}: {fact.fitted} vs {fact.found}" for fact in facts if fact.agreement == "differs"

@@ -1,4 +1,4 @@
-"""`simulate_engine`: a serving engine under a load, token by token; `engine_settings_of`: how a real one is set up."""
+"""`simulate_engine`: a serving engine under a load, token by token."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -199,7 +199,7 @@ def engine_settings_of(
 
 
 def _facts_in(source: Any) -> tuple[str, Mapping[str, Any], Mapping[str, float]]:
-    """Return (name, provenance, counts of the engine) of a trace, or of the trace of a fit."""
+    """Return (name, provenance, counts of the engine) of a trace or a fit."""
     counts: Mapping[str, Any]
     if isinstance(source, Fit | FitResult) or names_a_fit(source):
         found = as_fit(source).result
@@ -222,7 +222,7 @@ def order_of(request: Any) -> simulation.Order:
 
 
 def engine_costs(request: Any, *, scatter: bool) -> tuple[simulation.StepCosts, list[str], str, list[FitResult]]:
-    """Return step costs, notes on unmeasured costs, model and machine if known, and the measured fits."""
+    """Return step costs, notes, model and machine, and the measured fits."""
     fit, prefill_fit, hardware = request.fit, request.prefill_fit, request.hardware
     prefill_on = getattr(request, "prefill_on", None)
     notes = []
@@ -246,7 +246,7 @@ def engine_costs(request: Any, *, scatter: bool) -> tuple[simulation.StepCosts, 
 
 
 def check_one_engine(fit: Any, prefill_fit: Any = None, prefill_on: Any = None) -> None:
-    """Raise FitNotUsable for fits of one engine of different systems, or of engines of different models."""
+    """Raise FitNotUsable for fits of different engines or models."""
     named = {"fit": fit, "prefill fit": prefill_fit, "prefill engine": prefill_on}
     known = {name: as_fit(each).result for name, each in named.items() if each is not None}
     if len(known) > 1:

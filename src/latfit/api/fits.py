@@ -1,4 +1,4 @@
-"""Fits: made from anything that can be read, applied to other steps, kept in files."""
+"""Fits: made, applied to other steps, kept in files."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,12 +74,12 @@ class Fit(Answer):
 
     @property
     def system(self) -> Mapping[str, str]:
-        """hardware, model, tp, path: the columns in which systems of the source differ."""
+        """hardware, model, tp, path: what the systems of the source differ in."""
         return dict(self.result.data.more.get("system", {}))
 
     @property
     def label(self) -> str:
-        """The system as a part of a file's name; empty where the source holds one system."""
+        """The system as a part of a file's name."""
         return system_label(self.system)
 
     @property
@@ -88,12 +88,11 @@ class Fit(Answer):
 
     @property
     def time(self) -> Time:
-        """What T is: the "period" from one step to the next, or "compute", the time in the source."""
+        """ "period" from step to step, or "compute", the time in the source."""
         return "period" if self.result.data.more.get("time") == PERIOD else "compute"
 
     @property
     def time_line(self) -> str:
-        """By how much the period exceeds the engine's own time; empty below 5 %."""
         return reporting.host_line(self.result.data.more)
 
     @property
@@ -136,7 +135,7 @@ class Fit(Answer):
 
     @cached_property
     def parameters(self) -> Any:
-        """DataFrame: value, std_error, 95 % interval from low to high, unit, identified, fixed, meaning by name."""
+        """DataFrame by name: value, std_error, 95 % interval, unit, meaning."""
         import pandas as pd
 
         meanings = {parameter.name: parameter.meaning for parameter in self.result.structure.parameters}
@@ -228,7 +227,7 @@ class Fit(Answer):
         return reporting.fit_figure(self.path or self.model, self.result, self.rows())
 
     def rows(self) -> Trace | None:
-        """Return the steps that were fitted; None if they are not in memory and the source changed or is gone."""
+        """Return the fitted steps; None if they are gone."""
         if self.trace is not None or not self.source:
             return self.trace
         try:
@@ -242,7 +241,7 @@ class Fit(Answer):
 
     @classmethod
     def load(cls, source: str | Path, path: str | None = None) -> "Fit":
-        """Return the fit in a `.fit.json` file, or of the catalogue by its name. Raises BadInput, WrongUsage."""
+        """Return the fit in a file or of the catalogue. Raises BadInput, WrongUsage."""
         if str(source).startswith(PREFIX):
             from latfit.api.catalogue import fit_in_catalog
 
@@ -259,7 +258,7 @@ def _with_its_path(result: FitResult, path: str | None) -> Fit:
 
 
 def names_a_fit(source: Any) -> bool:
-    """Return whether it names a stored fit: a `.json` file, or `catalog:NAME`."""
+    """Return whether it names a `.json` file or `catalog:NAME`."""
     return isinstance(source, str | Path) and (str(source).endswith(".json") or str(source).startswith(PREFIX))
 
 
@@ -415,7 +414,7 @@ def _options(request: FitRequest) -> tuple["FitOptions", "DoubtOptions"]:
 def _fit_systems(
     steps: CleanTrace, request: FitRequest, made: Callable[[str, Fit], None] | None = None
 ) -> dict[str, Fit]:
-    """Fit each system; return the fits by label. Raises the error that ended every one of them."""
+    """Fit each system, by label. Raises the error that ended every one."""
     from latfit.fitting import FitTask, failed_fit, fit_all
 
     options, doubt = _options(request)
@@ -449,7 +448,7 @@ def _fit_systems(
 
 
 def _paths(path: str | None, steps: CleanTrace) -> list[str | None]:
-    """Return the execution path of each system: `path`, filled in by its columns, else its own. Raises WrongUsage."""
+    """Return the execution path of each system. Raises WrongUsage."""
     systems = [system for system, _ in steps.systems]
     named = [str(rows["path"][0]) if "path" in rows else "" for _, rows in steps.systems]
     if path is None:

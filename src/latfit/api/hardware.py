@@ -94,7 +94,7 @@ class Hardware:
 
     @property
     def paths(self) -> Any:
-        """DataFrame: a row a path: source, model, measured range of B and S, price an hour."""
+        """DataFrame: a row a path."""
         rows = []
         for path in self.result.paths.values():
             ends = {f"{name}_{end}": path.fit.domain[name][i] for name in "BS" for i, end in enumerate(("min", "max"))}

@@ -1,4 +1,4 @@
-"""The requests that a simulation serves: at a rate, recorded, or sent by users who wait for their answers."""
+"""The requests that a simulation serves."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from latfit.errors import WrongUsage
 
 
 def recording_of(source: Any) -> workload.Recording:
-    """Return requests of a file or table, with the times of their tokens if it has them. Raises BadInput."""
+    """Return recorded requests of a file or table. Raises BadInput."""
     if isinstance(source, workload.Recording):
         return source
     if isinstance(source, workload.Requests):
@@ -20,7 +20,7 @@ def recording_of(source: Any) -> workload.Recording:
 
 
 def make_load(request: Any, offered: Sequence[float]) -> workload.Load:
-    """Return the load of a request, at the first of the offered rates (per ms). Raises WrongUsage, BadInput."""
+    """Return a request's load, at the first of the rates (per ms). Raises WrongUsage, BadInput."""
     curve, lengths = getattr(request, "load_curve", None), getattr(request, "lengths", None)
     if request.arrivals is not None:
         recording = recording_of(request.arrivals)

@@ -28,7 +28,7 @@ SAME_NAME = (
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Profile(Answer):
-    """Measured steps, which `latfit.fit` takes. outcomes: of each execution path.  out: file of the trace, if any."""
+    """Measured steps, which `latfit.fit` takes."""
 
     trace: Trace
     outcomes: Sequence[profiling.PathOutcome]
@@ -36,7 +36,7 @@ class Profile(Answer):
 
     @property
     def frame(self) -> Any:
-        """DataFrame: a row a sample: B, S, T_ms, and what else was varied."""
+        """DataFrame: a row a sample."""
         return self.trace.to_pandas()
 
     @property

@@ -1,4 +1,4 @@
-"""`plan`, `step_budget`: which steps meet an SLA, and how to run a load within it; `speculate`."""
+"""`plan`, `step_budget`, `speculate`: what to do under an SLA."""
 
 import math
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class Plan(Planned):
 
     @property
     def B1(self) -> int | None:
-        """Batch from which the GPU is at least as fast as the CPU, its wait at the rate included."""
+        """Batch from which the GPU is at least as fast as the CPU."""
         return self.result.B1.value
 
     @property
@@ -61,12 +61,12 @@ class Plan(Planned):
 
     @property
     def T_cut_ms(self) -> float | None:
-        """How long a request may wait for the GPU before it goes to the CPU; None for no limit."""
+        """Longest wait for the GPU before a request goes to the CPU; None: no limit."""
         return None if self.result.T_cut is None else self.result.T_cut.value
 
     @property
     def capacity_per_s(self) -> float | None:
-        """Highest rate within the SLA on one replica, requests/s; None without a rate."""
+        """Highest rate within the SLA on one replica."""
         return None if self.result.capacity is None else self.result.capacity.sustainable_per_s
 
     @property
@@ -75,7 +75,7 @@ class Plan(Planned):
 
     @property
     def replicas(self) -> int | None:
-        """Replicas that the rate needs; None without a rate, or where no number serves it."""
+        """Replicas that the rate needs; None if no number serves it."""
         return None if self.result.capacity is None else self.result.capacity.replicas
 
     @cached_property
@@ -89,12 +89,12 @@ class Plan(Planned):
 
     @cached_property
     def limits(self) -> Any:
-        """DataFrame: tokens of steps within the SLA by path and B; a missing S_max is any number."""
+        """DataFrame: tokens of steps within the SLA by path and B; a missing S_max: any number."""
         return data_frame(row.to_json() for row in self.result.S_at_B)
 
     @cached_property
     def strategies(self) -> Any:
-        """DataFrame: every strategy for the load, and why it was selected or not."""
+        """DataFrame: a row a strategy."""
         asked = "typical" if self.result.percentile is None else f"p{self.result.percentile:g}"
         return data_frame(
             {
@@ -164,7 +164,7 @@ def plan(request: PlanRequest) -> Plan:
 
 
 def _check_lengths(profile: HardwareProfile) -> None:
-    """Raise WrongUsage for requests without lengths on one engine whose steps depend on them."""
+    """Raise WrongUsage for requests without lengths whose steps depend on them."""
     first, *others = profile.paths.values()
     if not others and not first.nominal and (first.fit.knows_prefill or first.fit.reads_context):
         found = f"how long requests are is not known, and steps of {first.name} depend on it"
@@ -232,7 +232,7 @@ def speculate(request: SpeculateRequest) -> PlainAnswer:
 
 
 def _recorded(fit: FitResult) -> tuple[int | None, tuple[float, float] | None]:
-    """Return draft tokens of a recorded engine, and their acceptance with its standard error; None if unknown."""
+    """Return draft tokens, and their acceptance with its standard error; None if unknown."""
     from latfit.simulation import known_settings  # brings the compiler, which plans of steps do without
 
     counts = fit.data.more.get("engine_counts") or {}

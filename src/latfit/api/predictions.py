@@ -1,4 +1,4 @@
-"""Predict the latency of steps, and score a fit on steps that it has not seen."""
+"""Predict the latency of steps, and score a fit on others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,7 +70,7 @@ def steps_from(B: Any, S: Any, given: Mapping[str, Any], *, every_combination: b
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Predicted(Answer):
-    """Latency of steps by column (each (n,)), the level of the interval, and assumptions."""
+    """Latency of steps by column, each (n,)."""
 
     columns: Mapping[str, Any]
     level: float
@@ -155,7 +155,7 @@ def _with_context(fit: FitResult, steps: Trace, context: Any) -> Trace:
 
 
 def grid_of(fit: FitResult, name: str, count: int, named: Any) -> FloatArray:
-    """Return the named values in order; else so many whole numbers over the measured range, even in the logarithm."""
+    """Return the named values, else whole numbers over the measured range."""
     if named is not None:
         return np.unique(np.atleast_1d(np.asarray(named, dtype=np.float64)))
     low, high = fit.domain[name]
@@ -199,7 +199,7 @@ class Evaluation(Answer):
 
     @property
     def table(self) -> Any:
-        """DataFrame: errors over all steps and by phase, in percent and ms."""
+        """DataFrame: errors over all steps and by phase."""
         rows = {"all": self.scores["metrics"], **self.scores["by_phase"]}
         return data_frame({"phase": name, **row} for name, row in rows.items()).set_index("phase")
 

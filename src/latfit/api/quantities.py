@@ -1,7 +1,4 @@
-"""Quantities as users write them: "20ms", "2000/s", "95%". Errors are WrongUsage and name options.
-
-A plain number is refused where its unit would be a guess.
-"""
+"""Quantities as users write them: "20ms", "2000/s", "95%". A number without a unit is refused."""
 
 import math
 import re
@@ -71,7 +68,6 @@ def values_of(sweep: Mapping[str, Iterable[Any]] | str | Sequence[str] | None) -
 
 
 def _range(text: str) -> list[str]:
-    """Return the whole numbers of `1..4`; any other text alone."""
     low, high = (whole_number(end) for end in (text.partition("..")[::2]))
     if low is None or high is None:
         return [text]

@@ -41,7 +41,7 @@ def read(request: ReadRequest) -> trace.CleanTrace:
 
 
 def read_timed(request: Any, time: Time | None = None) -> trace.CleanTrace:
-    """Read steps with T as `time` or the request says; None: the period if most steps have one."""
+    """Read steps with T as `time` or the request says; None: the period if known."""
     time = time or getattr(request, "time", None)
     return trace.timed(read.of(shared(ReadRequest, request, cells_time=time or "auto")), time)
 
@@ -58,7 +58,6 @@ def _reading(request: ReadRequest) -> trace.Reading:
 
 
 def _summarise(source: str, request: ReadRequest) -> trace.CleanTrace:
-    """Return cells of a folder or a large file, kept in `cells_file` if it is named."""
     reading, target = _reading(request), request.cells_file
     if target is not None:
         check_writable(target)
@@ -107,7 +106,7 @@ def table_of(source: Any) -> trace.Trace:
 
 
 def columns_in(source: Any, required: Sequence[str]) -> trace.Trace:
-    """Return the columns of a file or table, without latency. Raises BadInput if a required one is missing."""
+    """Return columns of a file or table. Raises BadInput."""
     if isinstance(source, str | Path):
         return trace.read_columns(trace.open_source(source), required)
     with located(TABLE):

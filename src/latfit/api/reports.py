@@ -1,4 +1,4 @@
-"""`report`: pages on a machine's paths and a plan; `export`: a plan as the files of a serving engine."""
+"""`report`: pages of machines and plans; `export`: files of a serving engine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ Rows = tuple[dict[str, Trace], list[str]]  # measured steps by path, and notes o
 
 @dataclass(frozen=True, repr=False)
 class Report(Answer):
-    """Where a report went: its page, its pictures, and notes on how it was made."""
+    """Where a report went."""
 
     html: Path
     figures: list[Path]
@@ -93,7 +93,7 @@ def report(request: ReportRequest) -> Report:
 
 
 def _rows_of_fits(paths: Any, profile: HardwareProfile) -> Rows:
-    """Return the rows that each fit was made from, and a note for each path without."""
+    """Return the rows of each fit, and a note for each path without."""
     fits = paths if isinstance(paths, Mapping) else {}
     rows: dict[str, Trace] = {}
     notes = []

@@ -45,7 +45,7 @@ class Option:
 
 
 def option(help: str, default: Any = None, **details: Any) -> Any:
-    """Declare a field that is an option; details as of `Option`, as in `Annotated[..., Option(...)]`."""
+    """Declare a field that is an option; details as of `Option`."""
     return field(default=default, metadata={"": Option(help, **details)})
 
 
@@ -75,7 +75,7 @@ class Request:
 
     @classmethod
     def needed(cls) -> dict[str, list[str]]:
-        """Return fields of which one must be given, by the field that does nothing without."""
+        """Return the fields that each needs one of."""
         rows = [row.split(":") for row in cls._rows("NEEDS")]
         return {name: others.split() for names, others in rows for name in names.split()}
 
@@ -131,7 +131,7 @@ class Declared:
 
 
 def declared(request: Any) -> Iterator[Declared]:
-    """Yield the fields of a request, those of the class itself before those of its bases."""
+    """Yield the fields of a request, its own first."""
     known = {each.name: each for each in fields(request)}
     for group in request.__mro__:
         for name, hint in inspect.get_annotations(group).items():
@@ -147,7 +147,7 @@ def declared(request: Any) -> Iterator[Declared]:
 
 
 class Verb(Protocol[P, Q, R]):
-    """A function of the fields of a request; `of` takes the request itself."""
+    """A function of a request's fields; `of` takes the request itself."""
 
     def __call__(self, *given: P.args, **named: P.kwargs) -> R: ...
 
@@ -192,7 +192,7 @@ def given_in(request: Any) -> set[str]:
 
 
 def check(request: Any) -> None:
-    """Refuse fields that contradict each other; note those without an effect. Raises WrongUsage."""
+    """Refuse contradictions; note fields without an effect. Raises WrongUsage."""
     given = given_in(request)
     for group in request.exclusive():
         if len(both := [name for name in group if name in given]) > 1:

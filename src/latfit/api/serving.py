@@ -1,4 +1,4 @@
-"""`plan_engine`: how many serving engines, with which settings, meet the SLOs of a load."""
+"""`plan_engine`: how many serving engines meet the SLOs of a load."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -82,7 +82,7 @@ class EnginePlan(Planned):
 
     @cached_property
     def frame(self) -> Any:
-        """DataFrame: the Pareto front of speed_per_s (of a user) and throughput_per_s (of a replica), tokens/s."""
+        """DataFrame: Pareto front of speed_per_s (a user) and throughput_per_s (a replica), tokens/s."""
         return data_frame(structs.asdict(each) for each in self.result.pareto)
 
     def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
@@ -97,7 +97,7 @@ class EnginePlan(Planned):
         return reporting.serving_page(self.result, made, nearby=self.nearby(), subject=self.subject)
 
     def nearby(self) -> dict[str, dict[str, planning.ServingPlan]]:
-        """Plan again at rates and TPOT limits around this plan's, by slider and place; empty without a rate."""
+        """Plan again at rates and TPOT limits around this plan's."""
         request, rate_per_s = self.request, self.result.rate_per_s
         if request is None or request.rate is None:
             return {}
@@ -191,7 +191,7 @@ FIXED = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold
 def _apart(
     load: workload.Load, request: EnginePlanRequest, costs: StepCosts, factor: float, *, scatter: bool
 ) -> planning.PrefillApart | None:
-    """Return step costs of prefill engines and of decode engines; None without a transfer."""
+    """Return step costs of prefill and decode engines; None without a transfer."""
     if request.transfer is None:
         return None
     if isinstance(load, workload.RecordedLoad) and int(load.requests.output_tokens.max()) == 1:

@@ -1,4 +1,4 @@
-"""`simulate`: batching policies under a load; `simulate_study`: the literature's claims on this hardware."""
+"""`simulate`: batching policies under a load; `simulate_study`."""
 
 import math
 from collections.abc import Sequence
@@ -176,7 +176,6 @@ def simulate_study(request: StudyRequest) -> PolicySimulation:
 def _simulated(
     request: Any, mean: float, longest: float = 0.0
 ) -> tuple[HardwareProfile, simulation.System, simulation.Options]:
-    """Return the machine, its paths for requests of such tokens, and the options of runs."""
     servers = {
         name: count(each, "--servers", "amx=2") for name, each in by_name(request.servers, "--servers", "amx=2").items()
     }
@@ -202,7 +201,6 @@ def _sweep(points: Sequence[simulation.Point], request: Any) -> Sequence[simulat
 
 
 def _check_load(load: Load, request: SimulateRequest) -> None:
-    """Raise WrongUsage for more requests than are recorded, and for limits of tokens."""
     if isinstance(load, RecordedLoad):
         found, wanted = len(load.requests), request.requests or 0
         remedy = "Leave --requests out for all of them."

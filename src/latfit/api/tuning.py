@@ -1,4 +1,4 @@
-"""`tune`: settings of a running engine for a load and its SLOs, found by measuring, planning and measuring again."""
+"""`tune`: settings found by measuring, planning and measuring again."""
 
 import math
 import re
@@ -279,7 +279,7 @@ class Loop:
             engine.stop()
 
     def by_hand(self) -> str:
-        """Ask for a restart, except at the first start; return the name of the model. Raises BadInput."""
+        """Ask for a restart, but at the first start. Raises BadInput."""
         for _ in range(ASKED):
             if self.last is not None:
                 assert self.request.restart is not None
@@ -527,10 +527,7 @@ def tune(request: TuneRequest) -> Tuned:
 
 
 def _make_load(request: TuneRequest, seconds: float) -> OpenLoad | RecordedLoad:
-    """Return the load of `latfit plan` with these options; of recorded requests the busiest part of this length.
-
-    Raises WrongUsage, BadInput.
-    """
+    """Return the load; of recorded requests the busiest part. Raises WrongUsage, BadInput."""
     planned = EnginePlanRequest(rate=request.rate, lengths=request.lengths, arrivals=request.arrivals)
     offered = rates(request.rate)
     load = make_load(planned, offered)

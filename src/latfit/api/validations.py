@@ -58,7 +58,7 @@ class Validation(Answer):
 
     @property
     def agrees(self) -> bool:
-        """Whether means are within 2 %, p90 and p99 within 4 %; with the server's counts, its engine's means alone."""
+        """Whether means are within 2 %, p90 and p99 within 4 %."""
         return self.result.agrees
 
     @property
@@ -72,7 +72,7 @@ class Validation(Answer):
 
     @property
     def frame(self) -> Any:
-        """DataFrame: a row a statistic of a metric: measured_ms, simulated_ms, error_pct, limit_pct, holds."""
+        """DataFrame: a row a statistic of a metric."""
         return data_frame(
             {
                 "metric": metric.removesuffix("_ms"),
@@ -185,7 +185,6 @@ def validate(request: ValidateRequest) -> Validation:
 def _fits_and_setup(
     request: ValidateRequest, facts: Mapping[str, Any] | None
 ) -> tuple[PhaseFits, EngineSetup, list[Any]]:
-    """Return fits of the engine's steps, its settings, and the starts that its steps are of."""
     fit = request.fit
     if isinstance(fit, list | tuple) and len(fit) == 1:
         (fit,) = fit
@@ -211,7 +210,7 @@ def _fits_and_setup(
 def _steps_of_run(
     run_steps: Any, fits: PhaseFits, how: validation.ValidationOptions, measured: validation.Measured
 ) -> Trace:
-    """Return the steps that were recorded during a run. Raises BadInput if there are none."""
+    """Return the steps recorded during a run. Raises BadInput."""
     steps = read_timed(ReadRequest(run_steps), fits.decode.time).trace
     starts = validation.starts_of(steps.provenance, steps)
     server_started_s = None if how.server is None else how.server.started_s

@@ -1,7 +1,4 @@
-"""Entries of the catalogue: a fit with what it was measured on, under a name such as `rtx4090/llama-3.1-8b`.
-
-An entry is one JSON file, gzipped in the package. Entries in the folder LATFIT_CATALOG precede shipped ones.
-"""
+"""Entries of the catalogue: a fit with what it was measured on. LATFIT_CATALOG precedes shipped ones."""
 
 import difflib
 import gzip

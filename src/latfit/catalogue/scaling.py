@@ -1,8 +1,4 @@
-"""A system that nobody measured, from a neighbour: the same model on another GPU, or another model on the same GPU.
-
-The neighbour's times are multiplied by the ratio of two rooflines, step by step, and fitted again. The roofline of a
-step is the longer of reading the weights and computing its tokens.
-"""
+"""Times of a system that nobody measured, from its neighbour by the ratio of two rooflines, and wider limits."""
 
 import math
 from collections.abc import Mapping
@@ -49,13 +45,13 @@ CONTEXTS = (64.0, 256.0, 1024.0)
 
 
 def roofline_ms(gpu: Gpu, weights: float, tp: int, S: FloatArray) -> FloatArray:
-    """Return the time (n,) to read the weights once, or to compute S tokens (n,), on each of tp GPUs."""
+    """Return the time (n,) to read the weights, or to compute S tokens (n,), on tp GPUs."""
     read = BYTES_PER_WEIGHT * weights / gpu.bandwidth
     return np.maximum(read, 2 * weights * S / gpu.flops) / tp
 
 
 def ratio_of(source: CatalogEntry, gpu: str, weights: float, tp: int, S: FloatArray) -> FloatArray:
-    """Return the ratio (n,) of a step's time on another system to that on a measured one."""
+    """Return the ratio (n,) of step times on another system to a measured one."""
     assert source.weights is not None
     there = roofline_ms(GPUS[source.gpu], source.weights, source.tp, S)
     return roofline_ms(GPUS[gpu], weights, tp, S) / there
@@ -81,7 +77,7 @@ def nearest(
 
 
 def scaled_steps(source: CatalogEntry, gpu: str, weights: float, tp: int) -> dict[str, FloatArray]:
-    """Return steps (n,) of another system as columns of a trace, over the ranges of a neighbour."""
+    """Return steps (n,) of another system, over a neighbour's ranges."""
     fit = fit_of(source)
     sizes = {axis: np.unique(np.rint(np.geomspace(1, getattr(source, axis)[1], GRID))) for axis in ("B", "S")}
     B, S = np.array([(b, s) for b in sizes["B"] for s in (b, *sizes["S"]) if s >= b]).T
@@ -106,8 +102,7 @@ MEAN_TO_SD = math.sqrt(math.pi / 2)
 
 
 def widen(fit: FitResult, error: float) -> FitResult:
-    """Return a fit whose limits and errors hold a mean error of its times as well, without baselines and the check
-    against repeated steps, which are of the measured machine."""
+    """Return a fit whose limits and errors include a mean error of its times."""
     sd, tested = MEAN_TO_SD * math.log1p(error), fit.cross_validation
     if tested.errors is not None:
         tested = structs.replace(tested, errors=_add(tested.errors, error))
@@ -119,7 +114,7 @@ def widen(fit: FitResult, error: float) -> FitResult:
 
 
 def scale_times(fit: FitResult, names: tuple[str, ...], values: FloatArray, factors: FloatArray) -> FloatArray:
-    """Return parameter vectors (n, k) of these names for times that are longer by a factor each (n,)."""
+    """Return parameter vectors (n, k) for times multiplied by factors (n,)."""
     kept = {*fit.structure.outer, "w_0", "w_1"}  # shapes, and work whose rate is P_max
     power = np.array([-1.0 if name == "P_max" else float(name not in kept) for name in names])
     return np.asarray(values * factors[:, None] ** power)

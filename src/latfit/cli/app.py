@@ -97,7 +97,6 @@ class Verbs(TyperGroup):
 
 @cache
 def _command(name: str, verb: "Verb | typer.Typer") -> Any:
-    """Return what the parser runs for a verb: a function with options, or a group."""
     from latfit.cli.options import ShownInPanels
 
     if isinstance(verb, typer.Typer):
@@ -202,7 +201,7 @@ def _usage(error: Any) -> int:
     if context is None or not error.format_message().strip() or type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
-        option = getattr(error, "param", None)
+        option: Any = getattr(error, "param", None)
         several = f"Repeat {option.opts[0]} for several values. " if getattr(option, "multiple", False) else ""
         _tell(f"{error.format_message().replace('Value error, ', '')}\n{several}See {context.command_path} --help.")
     return int(error.exit_code)
@@ -219,7 +218,7 @@ MAX_NAME = 60  # letters of a file's name in an error
 
 
 def _as_known(error: Exception) -> LatfitError:
-    """Return an error of memory or of the file system in its words; any other is a defect of latfit."""
+    """Return an error of memory or the file system in its words; else a defect of latfit."""
     if isinstance(error, MemoryError):
         return WrongUsage("out of memory", remedy=OUT_OF_MEMORY)
     if terminal.debugging():

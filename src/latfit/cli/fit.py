@@ -56,7 +56,7 @@ class TargetOptions(Request):
 
 @dataclass
 class Stored:
-    """A fit with its file, its path in the hardware profile (None: not entered), and why it is kept out."""
+    """A fit with its file, its path in the profile, and why it is kept out."""
 
     fit: "Fit"
     label: str
@@ -70,7 +70,7 @@ class Stored:
 
     @property
     def problem(self) -> tuple[str, str] | None:
-        """What is wrong with it, and what to do; None if it can be used."""
+        """What is wrong, and what to do."""
         status = self.fit.result.status
         why = self.fit.warnings[0] if status.code == "failed" else self.kept_out
         if not status.ok and status.code != "failed":
@@ -214,7 +214,7 @@ def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:
 
 
 def _check_usable(fits: Sequence[Stored], *, strict: bool, where: str) -> None:
-    """Raise FitNotUsable for the first fit that cannot be used, or has a warning if strict."""
+    """Raise FitNotUsable for the first unusable fit, or one with a warning if strict."""
     problems = [(each, each.problem) for each in fits if each.problem]
     if strict:
         warned = [(each, each.fit.needs_action[0]) for each in fits if not each.problem and each.fit.needs_action]

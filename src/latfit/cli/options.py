@@ -79,7 +79,7 @@ def verb(function: Verb) -> Verb:
 
 
 def _requests_of(function: Verb) -> dict[str, Any]:
-    """Return a command's requests by parameter; its other parameters are one request, OWN."""
+    """Return a command's requests by parameter; its other parameters are one, OWN."""
     hints, names = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
     own: list[Any] = []
     for name, each in names.items():
@@ -93,7 +93,7 @@ def _requests_of(function: Verb) -> dict[str, Any]:
 
 
 def _set(records: dict[str, Any], values: dict[str, dict[str, Any]], text: str) -> None:
-    """Enter `NAME=VALUE` into the values of each request that has the field. Raises WrongUsage."""
+    """Enter `NAME=VALUE` into each request that has the field. Raises WrongUsage."""
     name, _, value = (part.strip() for part in text.partition("="))
     name = name.replace("-", "_")
     known = [(group, each) for group, record in records.items() for each in declared(record) if each.is_settable]
@@ -145,7 +145,7 @@ def _kind(each: Declared) -> Any:
 
 
 def _with_choices(kind: Any) -> Any:
-    """Return `list[Literal[...]]` as a list of an enumeration, which Typer reads."""
+    """Return `list[Literal[...]]` as a list of an enumeration."""
     choices = get_args(kind)[0] if get_origin(kind) is list else None
     if get_origin(choices) is not Literal:
         return kind
@@ -157,7 +157,7 @@ def _as_texts(value: Any) -> Any:
 
 
 class ShownInPanels(TyperCommand):
-    """A command whose help shows its options in panels, the shared ones last."""
+    """A command whose help shows its options in panels."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if ALL in args:
@@ -213,7 +213,7 @@ KINDS = {"path": "FILE", "str": "TEXT", "text": "TEXT", "int": "N", "integer": "
 
 
 def _plain(name: str, text: str) -> tuple[str, str]:
-    """Return a line of help, whatever a version of Typer calls types and ranges."""
+    """Return a line of help that no version of Typer changes."""
     option, space, kind = name.rpartition(" ")
     if kind.upper() == "RANGE" or kind.lower() == "range>":
         option, space, kind = option.rpartition(" ")
@@ -241,7 +241,7 @@ class OutputOptions(Request):
 
 
 def read_sources(request: ReadOptions, *, quiet: bool, time: str = "compute") -> "CleanTrace":
-    """Read the sources of a request; a folder becomes cells, kept in a file. time: what T is in cells."""
+    """Read the sources of a request; a folder becomes cells in a file."""
     from latfit.api import read
 
     asked = shared(ReadRequest, request, cells_time=time)
@@ -274,10 +274,7 @@ def check_files(out: Path | None = None, figure: Path | None = None, report: Pat
 
 
 def answer(name: str, request: Any, output: OutputOptions, *, busy: str = "", **files: Path | None) -> Any:
-    """Call a verb of the library; print and write its answer.
-
-    busy: label of the progress bar. files: the answer as JSON (`out`), picture (`figure`) and page (`report`).
-    """
+    """Call a verb of the library; print and write its answer."""
     import latfit.api
 
     check_files(**files)

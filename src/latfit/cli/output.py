@@ -34,7 +34,7 @@ def _coloured(err: bool = False) -> bool:
 
 
 def wrapped(text: str, indent: str = "", first: str = "") -> str:
-    """Wrap a text at words; `first` goes before the first line, `indent` before the others."""
+    """Wrap a text at words."""
     whole = textwrap.fill(
         NUMBER_AND_UNIT.sub("\\1\xa0\\2", text),
         max(40, shutil.get_terminal_size().columns),
@@ -51,7 +51,7 @@ def echo(text: str = "", *, err: bool = False, **style: Any) -> None:
 
 
 def _print(text: str, *, err: bool = False) -> None:
-    """Print; a reader that went away (`| head`) does not stop the work."""
+    """Print; a reader that went away does not stop the work."""
     try:
         typer.echo(text, err=err)
     except BrokenPipeError:
@@ -86,7 +86,7 @@ def note(text: str, *, quiet: bool) -> None:
 
 @contextmanager
 def progress_bar(purpose: str, *, quiet: bool) -> Iterator[Callable[..., None]]:
-    """Show a bar on a terminal; it is called with (done, total, activity)."""
+    """Show a bar on a terminal; call it with (done, total, activity)."""
     if quiet or sys.stderr is None or not sys.stderr.isatty():
         yield lambda *_: None
         return
@@ -122,7 +122,7 @@ def print_table(table: "Table") -> None:
 
 
 def print_messages(messages: "Iterable[Message | str]", *, verbose: bool = True, kind: str = "warning") -> None:
-    """Print `warning:` lines with their `hint:`, and `note:` lines; a plain sentence is of `kind`."""
+    """Print messages with their hints; a plain sentence is of `kind`."""
     every = list(messages)
     shown = every if verbose else every[:MAX_WARNINGS]
     for each in shown:
@@ -137,7 +137,7 @@ def print_messages(messages: "Iterable[Message | str]", *, verbose: bool = True,
 
 
 def labelled(label: str, text: str, *, indent: str = "", err: bool = False) -> None:
-    """Print a line such as `warning: ...`; on stderr it is not wrapped, so that paths stay whole."""
+    """Print `warning: ...`; on stderr paths stay whole."""
     line = f"{indent}{label}: "
     shown = printable(line + text if err else wrapped(text, indent + "  ", line))
     if _coloured(err) and label in LABEL_COLOURS:
@@ -155,7 +155,6 @@ def print_error(text: str) -> None:
 
 
 def print_answer(found: "Answer", options: "OutputOptions", state: "State | None" = None) -> None:
-    """Print an answer: as JSON, else its verdict, tables, sentences and messages."""
     if options.json:
         print_json(found.to_json())
         return

@@ -23,7 +23,6 @@ def debugging() -> bool:
 
 
 def interrupted() -> bool:
-    """Return whether Ctrl-C was pressed: a library that is interrupted while it loads may raise anything."""
     return bool(_interrupts)
 
 
@@ -42,7 +41,7 @@ def prepare() -> None:
 
 
 def end(code: int) -> None:
-    """End the process; after Ctrl-C without waiting for compiled loops, which no signal stops."""
+    """End the process; after Ctrl-C without waiting for compiled loops."""
     if interrupted():
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -54,7 +53,7 @@ def end(code: int) -> None:
 
 
 def drop_output(*streams: TextIO | None) -> None:
-    """Let streams without a reader go nowhere, with what is in their buffers."""
+    """Let streams without a reader go nowhere."""
     for stream in streams:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -285,6 +285,8 @@ class FitResult(Record, frozen=True, eq=False, tag_field="schema", tag="latfit.f
 
     @classmethod
     def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        if document["model"] not in FAMILY:
+            raise ValueError(f"model {document['model']!r} is not known here")
         baselines = document.get("baselines", {}).items()
         return {
             **document,
@@ -296,9 +298,7 @@ class FitResult(Record, frozen=True, eq=False, tag_field="schema", tag="latfit.f
             "correction": document.get("correction") or None,
         }
 
-    def check(self) -> None:
-        if self.model not in FAMILY:
-            raise ValueError(f"model {self.model!r} is not known here")
+    def checked(self) -> Self:
         wrong = [p.name for p in self.structure.parameters if not _is_possible(p, self.parameters.get(p.name))]
         if self.status.ok and wrong:
             raise ValueError(f"parameters without a possible value: {', '.join(wrong)}")
@@ -321,12 +321,13 @@ class FitResult(Record, frozen=True, eq=False, tag_field="schema", tag="latfit.f
                 raise ValueError("draws are of other parameters")
         _ = self.limits  # parsing checks them
         if not self.status.ok:
-            return
+            return self
         B, S = (each.ravel() for each in np.meshgrid(*(np.maximum(self.domain[column], 1.0) for column in ("B", "S"))))
         with np.errstate(all="ignore"):
             T = self.latency_ms(B, np.maximum(S, B))
         if not np.all((T > 0) & (T < MAX_VALUE)):
             raise ValueError(f"it predicts {T.min():g} to {T.max():g} ms within its measured range")
+        return self
 
 
 def _nest_errors(scores: Mapping[str, Any]) -> dict[str, Any]:

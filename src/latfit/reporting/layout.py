@@ -42,7 +42,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Slider:
-    """Answers at other limits or loads; `requested`: the place of the page's own answer."""
+    """Answers at other limits or loads."""
 
     label: str
     cards: Sequence[Card]
@@ -106,7 +106,7 @@ class Written:
 
 
 def render_page(page: Page) -> Rendered:
-    """Return a page as self-contained HTML; a security line lets it run its own script only."""
+    """Return a page as HTML; a security line lets it run its own script only."""
     environment = Environment(
         loader=PackageLoader("latfit.reporting"),
         autoescape=True,

@@ -1,4 +1,4 @@
-"""A running engine in words: what limits it, its load, and what other settings would do."""
+"""A running engine in words."""
 
 import math
 from collections.abc import Mapping
@@ -47,7 +47,6 @@ def load_line(diagnosis: Diagnosis) -> str:
 
 
 def what_if_lines(what_if: WhatIf | None) -> list[str]:
-    """Return what simulations with changed settings show, or why there is no advice."""
     if what_if is None:
         return ["To quantify a change: --fit FIT, which latfit record writes."]
     engine = what_if.engine

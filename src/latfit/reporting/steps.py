@@ -68,7 +68,6 @@ def evaluation_table(found: Mapping[str, Any]) -> Table:
 
 
 def machine_table(found: Mapping[str, Any]) -> Table:
-    """Show what the fit and the steps state of their machine, and how much longer each phase takes."""
     rows = [(name, fact["fitted"], fact["found"], fact["agreement"]) for name, fact in found["facts"].items()]
     for phase, shift in found["phases"].items():
         ratio, low, high = (f"{number(shift[name], 3)}×" for name in ("ratio", "low", "high"))
@@ -111,7 +110,7 @@ def comparison_table(names: Sequence[str], fits: Sequence[FitResult]) -> Table:
 
 
 def changes_table(name: str, found: Change, *, brief: bool = False) -> Table:
-    """Show how a run differs from the baseline. brief: phases, and regions that are slower than the tolerance."""
+    """brief: phases, and regions that are slower than the tolerance."""
     regions = [
         (phase, region)
         for phase in found.phases
@@ -170,7 +169,7 @@ def data_line(facts: Mapping[str, Any]) -> str:
 
 
 def host_line(facts: Mapping[str, Any]) -> str:
-    """`The period from one step to the next exceeds T_ms by 21 % (decode), ...`; empty below MIN_HOST_SHARE."""
+    """Say by how much periods exceed T_ms; empty below MIN_HOST_SHARE."""
     shares = {phase: each["period_ms"] / each["T_ms"] - 1.0 for phase, each in facts.get("host", {}).items()}
     longer = [f"{format_percent(100 * share)} ({phase})" for phase, share in shares.items() if share > MIN_HOST_SHARE]
     if not longer:
@@ -211,7 +210,6 @@ def comparison_basis(found: Compared, tolerance_pct: float) -> str:
 
 
 def _place(region: RegionChange, phase: PhaseChange) -> str:
-    """Return `decode`, or `mixed at B 16 to 64`."""
     if region is phase:
         return phase.phase
     ends = [("B", region.B, phase.B), ("S", region.S, phase.S)]
@@ -224,7 +222,6 @@ def _place(region: RegionChange, phase: PhaseChange) -> str:
 
 
 def requests_line(provenance: Mapping[str, Any]) -> str:
-    """Return exact percentiles of the requests that a recorder of the engine counted."""
     parts = [
         f"{name.removesuffix('_ms').upper()} p50 {format_ms(time_quantile(counts, 0.5))},"
         f" p99 {format_ms(time_quantile(counts, 0.99))} (of {counts.total():,})"
@@ -262,7 +259,6 @@ def paths_table(profile: HardwareProfile, tokens: int = 1, context: float | None
 
 
 def estimates(path: ExecutionPath, tokens: int, context: float | None = None) -> list[BatchEstimate]:
-    """Return batches of 1, 2, 4, ... requests up to the largest measured."""
     latency = PathLatency(path, tokens, context)
     top = len(latency.batches)
     sizes = sorted({*(1 << i for i in range(top.bit_length())), top})

@@ -1,7 +1,4 @@
-"""How every figure looks: colours that colour-blind readers distinguish, plain ticks, units.
-
-Only matplotlib's object interface and the Agg canvas: nothing global changes, no display is needed.
-"""
+"""How every figure looks. Only matplotlib's object interface: nothing global changes."""
 
 import io
 import textwrap
@@ -48,7 +45,7 @@ def new_figure(inches: tuple[float, float] = SINGLE_INCHES, dpi: int = DPI) -> F
 
 
 def png(figure: Figure, dpi: float | None = None) -> bytes:
-    """Return the figure as PNG, the same bytes for the same figure: no date, no version inside."""
+    """Return the figure as PNG, the same bytes for the same figure."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=dpi or figure.dpi, metadata={"Software": None})
     return stream.getvalue()
@@ -72,7 +69,7 @@ def dress(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def log_x(axes: Axes, low: float, high: float, base: int = 10) -> None:
-    """Make the x axis logarithmic, with few ticks; base 2 for requests and tokens."""
+    """base: 2 for requests and tokens."""
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     plain_ticks(axes.xaxis, log_ticks(low, high, base))
@@ -91,7 +88,7 @@ def plain_ticks(axis: Axis, ticks: list[float]) -> None:
 
 
 def log_ticks(low: float, high: float, base: int = 10) -> list[float]:
-    """Return powers of the base in [low, high], of ten with 2 and 5 times them if these are few; else even ticks."""
+    """Return powers of the base in [low, high], with multiples if these are few."""
     first, last = np.floor(np.log([low, high]) / np.log(base))
     powers = float(base) ** np.arange(first, last + 2)
     steps = ((1, 2, 5), (1, 3), (1,)) if base == 10 else ((1,),)

@@ -60,7 +60,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyNumber:
-    """One number of an answer, and the condition under which it holds."""
+    """One number of an answer, and its condition."""
 
     label: str
     value: str
@@ -86,7 +86,7 @@ class Card:
 
 
 def make_bars(values: Iterable[tuple[str, float | None]], write: Callable[[float], str] = format_ms) -> list[Bar]:
-    """Return (label, value as text, length in percent of the longest); None is no bar."""
+    """Return (label, value as text, length in percent of the longest)."""
     known = [(label, value) for label, value in values if value is not None]
     longest = max((value for _, value in known), default=0.0) or 1.0
     return [(label, write(value), 100 * value / longest) for label, value in known]
@@ -95,7 +95,7 @@ def make_bars(values: Iterable[tuple[str, float | None]], write: Callable[[float
 def make_table(
     caption: str, records: Iterable[Any], *columns: Column, words: Sequence[str] = (), note: str = ""
 ) -> Table:
-    """Return a table with a row for each record, without empty columns."""
+    """Return a table with a row a record, without empty columns."""
     rows = [[_write_cell(record, *column[1:]) for column in columns] for record in records]
     return Table(caption, [column[0] for column in columns], rows, words, note).without_empty()
 
@@ -106,7 +106,7 @@ def _write_cell(record: Any, value: str | Callable[[Any], Any], write: Callable[
 
 
 def facts_table(caption: str, *facts: tuple[str, Any, Callable[[Any], str]], note: str = "") -> Table:
-    """Return a table of (name, value, function that writes it), without values of None."""
+    """Return a table of (name, value, formatter), without values of None."""
     rows = [(name, write(value)) for name, value, write in facts if value is not None]
     return Table(caption, ("", "value"), rows, note=note)
 
@@ -116,7 +116,7 @@ def named_facts(facts: Sequence[tuple[str, str]]) -> Table:
 
 
 def table_text(table: Table, console: "Console | None" = None) -> str:
-    """Return the table in lines. console: columns of words give way to its width, numbers do not."""
+    """console: columns of words give way to its width, numbers do not."""
     from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table as RichTable
@@ -168,7 +168,7 @@ def table_html(table: Table) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """Return escaped HTML: commands between backticks as code, no line break inside a quantity."""
+    """Return escaped HTML with commands between backticks as code."""
     whole = _QUANTITY.sub("\\1\u00a0\\2", text)
     parts = [escape(part) for part in whole.split("`")]
     if len(parts) % 2 == 0:
@@ -230,7 +230,7 @@ def shorthand(value: float) -> str:
 
 
 def drawable(text: str, most: int = 40) -> str:
-    """Return text for a figure: no character without a glyph, no mathematics, not long."""
+    """Return text that matplotlib can draw."""
     plain = _UNDRAWABLE.sub("?", text)
     plain = plain if len(plain) <= most else plain[: most - 3] + "..."
     # Matplotlib leaves out legend entries that start with an underscore.
@@ -238,5 +238,5 @@ def drawable(text: str, most: int = 40) -> str:
 
 
 def file_stem(text: str) -> str:
-    """Return text as part of a file name: no separators, no leading dot, never empty."""
+    """Return text as part of a file name."""
     return _NOT_A_FILE_NAME.sub("-", text).strip("-.")[:60] or "path"

@@ -1,7 +1,5 @@
 """Estimates of a path: factors by phase against the law they were taken from; ceilings against arithmetic."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from msgspec import structs
@@ -67,7 +65,7 @@ class TestCeiling:
 
     def test_share_of_a_line(self) -> None:
         """T = 2 + 0.02 S on a machine of 100 tokens/ms: the peak inside S <= 4096 is 4096/83.92."""
-        fit = replace(line(2, 0.0), parameters={**line(2, 0.0).parameters})
+        fit = line(2, 0.0)
         fit = structs.replace(
             fit, parameters={**fit.parameters, "tau_S": structs.replace(fit.parameters["tau_S"], value=0.02)}
         )

@@ -22,7 +22,7 @@ def fit_with(theta: list[float], model: str = "saturation", **parts: object) -> 
     names = [p.name for p in FAMILY[model].parameters]
     parameters = {name: Estimate(float(v), None, None, None, "") for name, v in zip(names, theta, strict=True)}
     whole = FitResult(model, FitStatus.CONVERGED, parameters, Errors(50), domain={"B": [1, 256], "S": [1, 4096]})
-    return structs.replace(whole, **parts)  # type: ignore[arg-type]
+    return structs.replace(whole, **parts)
 
 
 def line(tau: float, per_request: float, **parts: object) -> FitResult:

@@ -19,7 +19,7 @@ LAW = {"ratios": noise_of(np.linspace(0.95, 1.05, 1000), np.ones(1000)).to_json(
 
 def warned(code: str, **parts: object) -> FitResult:
     fit = line(4, 0.1, domain=SIXTY_FOUR, intervals=LAW, warnings=[LatfitWarning(code, f"About {code}.", "Do this.")])
-    return structs.replace(fit, **parts)  # type: ignore[arg-type]
+    return structs.replace(fit, **parts)
 
 
 def plan_for(fit: FitResult, sla: float = 15.0, rate: float | None = 2.0) -> Plan:

@@ -1,7 +1,5 @@
 """The figures show the data that they claim, name their units, and survive odd input."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -112,7 +110,7 @@ class TestContext:
     def reads_context(self, fit: FitResult) -> FitResult:
         extra = {p.name: Estimate(0.0, None, None, None, p.unit) for p in FAMILY["context"].parameters}
         costs = {name: structs.replace(extra[name], value=1e-3) for name in ("tau_K", "tau_L")}
-        return replace(
+        return structs.replace(
             fit,
             model="context",
             parameters={**extra, **fit.parameters, **costs},
@@ -123,7 +121,7 @@ class TestContext:
     def test_drawn_at_the_typical_context(self, reads_context: FitResult) -> None:
         """Of B requests one may prefill; the others decode, at 1 µs for each of their 256 cached tokens."""
         area = FitView(reads_context).surface
-        plain = FitView(replace(reads_context, model="saturation")).surface
+        plain = FitView(structs.replace(reads_context, model="saturation")).surface
         dearer = area.T_ms[:, -1] - plain.T_ms[:, -1]
         assert dearer[np.isfinite(dearer)].max() == pytest.approx(1e-3 * 256 * area.B[-1], rel=0.02)
         page = render(ReportInput(machine(cpu=reads_context))).html

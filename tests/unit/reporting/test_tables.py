@@ -1,7 +1,5 @@
 """The tables say what the results say, in words where a number would mislead."""
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
 
@@ -49,7 +47,7 @@ class TestTrust:
         own = structs.replace(held_out(4.0, 3.1), by_phase={"decode": 5.0, "prefill": 3.0})
         line = structs.replace(held_out(12.0, 9.0), by_phase={"decode": 4.5, "prefill": 20.0})
         linear = structs.replace(fit.baselines["linear"], cv=CrossValidation("cells", line))
-        lost = replace(
+        lost = structs.replace(
             fit, cross_validation=CrossValidation("cells", own), baselines={**fit.baselines, "linear": linear}
         )
         assert tables.trust_sentence(lost).endswith("Worse than the linear baseline for decode steps.")
@@ -107,7 +105,7 @@ class TestPlanTables:
 class TestChecks:
     @pytest.fixture
     def tested(self, fit: FitResult) -> FitResult:
-        return replace(
+        return structs.replace(
             fit,
             cross_validation=CrossValidation("cells", held_out(4.4, 3.1), by_region=held_out(53.0, 5.0)),
         )

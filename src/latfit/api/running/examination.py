@@ -1,4 +1,4 @@
-"""`examine_server`: what binds a running engine and what would help; `examine_machine`: what a machine lacks."""
+"""Running engines examined and watched, and what a machine lacks."""
 
 import math
 from collections import deque
@@ -55,7 +55,6 @@ class Examination(Answer):
 
     @property
     def state(self) -> State:
-        """Bad if a limit binds or the engine is gone, in doubt if it is idle or the cause unknown."""
         states: dict[str, State] = {"idle": "doubt", "unknown": "doubt", "steps": "good"}
         return "bad" if self.gone else states.get(self.diagnosis.binding, "bad")
 
@@ -107,7 +106,7 @@ def examine_server(request: DoctorRequest) -> Examination:
 
 
 def fitted_engine(request: RunningEngine, seen: Interval, diagnosis: Diagnosis, facts: Mapping[str, Any]) -> Fitted:
-    """Return the engine that was read, with the costs of the request's fit. facts: settings that it publishes."""
+    """Return the engine with the request's step costs. facts: published settings."""
     costs, unmeasured, _, fits = engine_costs(request, scatter=True)
     server, given = {**facts, **seen.last.facts}, named_settings(request)
     if diagnosis.binding == "sequences" and "max_num_seqs" not in diagnosis.limits:
@@ -144,7 +143,7 @@ def slo_of(request: RunningEngine) -> tuple[float, float]:
 def _read_one_run(
     server: Server, every_s: float, wanted_s: float, progress: Callable[[float, float], None] | None
 ) -> tuple[list[Reading], str]:
-    """Return readings of one run of the server, and why they ended early."""
+    """Return readings of one run, and why they ended early."""
     found: list[Reading] = []
     gone = ""
     for told in server.readings(every_s, wanted_s):
@@ -195,7 +194,6 @@ class Snapshot(Answer):
 
     @property
     def state(self) -> State:
-        """Bad if surely more than 1 % of requests miss the SLO, in doubt if the buckets cannot show it."""
         kept = [found.share_within(limit) for found, limit in self._promised().values()]
         if self.problem or any(high < 0.99 for _, high in kept):
             return "bad"
@@ -208,7 +206,7 @@ class Snapshot(Answer):
         return {name: (histogram, limit) for name, (histogram, limit) in found.items() if histogram is not None}
 
     def _histogram(self, name: str) -> Buckets | None:
-        """Return the histogram of a time; token gaps where TPOT is not counted by request."""
+        """Return the histogram of a time, of token gaps for a missing TPOT."""
         names = ("tpot", "itl") if name == "tpot" else (name,)
         every = (self.seen.histogram(each) for each in names)
         return next((found for found in every if found is not None and found.count > 0), None)

@@ -150,7 +150,7 @@ async def _run(live: Any, front: "Front", request: ServeRequest, drain_s: float,
 
 
 def _check_token(text: str) -> str:
-    """Raise WrongUsage for what no header can hold, or anybody can guess; errors do not show the token."""
+    """Raise WrongUsage without showing the token."""
     if len(text) < MIN_TOKEN or not re.fullmatch(r"[\x21-\x7e]+", text):
         remedy = f"Take {MIN_TOKEN} or more visible ASCII letters."
         raise WrongUsage("it is too short, or has letters that a header cannot hold", where="token", remedy=remedy)

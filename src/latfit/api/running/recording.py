@@ -1,4 +1,4 @@
-"""`record_server`: a running engine's `/metrics` as a trace of windows; `fit_recording`: its fit, and a comparison."""
+"""`record_server`, `fit_recording`: a running engine's windows and their fit."""
 
 import math
 import shlex
@@ -223,7 +223,7 @@ class RecordedFit(Recorded):
 
     @property
     def next(self) -> list[str]:
-        """Commands to go on with: a plan for this load with today's p99 as limits; without tokens a plan of batches."""
+        """Commands to go on with, for the recorded load and its p99."""
         if self.fit is None:
             return []
         fit, trace = shlex.quote(str(self.fit_file)), shlex.quote(str(self.out))

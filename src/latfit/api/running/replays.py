@@ -22,14 +22,14 @@ LOADS = ("50%", "70%")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Replay(Answer):
-    """Policies as they ran, with their predictions. system: paths with the fits that predicted."""
+    """Policies as they ran, with their predictions."""
 
     runs: Sequence[live.Compared]
     system: System
 
     @property
     def agrees(self) -> bool | None:
-        """Whether every run is as predicted; None where none contradicts but a run was disturbed."""
+        """Whether every run is as predicted; None if runs were disturbed."""
         outcomes = [run.agrees for run in self.runs]
         return False if False in outcomes else None if None in outcomes else True
 
@@ -49,7 +49,7 @@ class Replay(Answer):
 
     @property
     def frame(self) -> "DataFrame":
-        """DataFrame: a row a run, with the keys of `to_json` as columns."""
+        """DataFrame: a row a run."""
         import pandas as pd
 
         return pd.json_normalize([run.to_json() for run in self.runs], sep="_")

@@ -1,4 +1,4 @@
-"""Figures of a fit: T(B, S) as a map with its SLA, measured against predicted latency."""
+"""Figures of a fit and of a trace."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -131,7 +131,7 @@ PANELS: Mapping[str, tuple[Callable[[Axes, FitView], None], str]] = {
 
 
 def fit_pictures(view: FitView, prefix: str = "") -> list[Picture]:
-    """Return every panel that can be drawn; the map with readings under the pointer."""
+    """Return every panel that can be drawn."""
     pictures = []
     for name, (draw, alt) in PANELS.items():
         if name == PREDICTED and view.agreement is None:
@@ -144,7 +144,7 @@ def fit_pictures(view: FitView, prefix: str = "") -> list[Picture]:
 
 
 def _readings(view: FitView, drawn: Figure) -> str:
-    """Return where the axes of the map are, as shares of the figure, and the steps on them."""
+    """Return the place of the map's axes in the figure, and the steps on them."""
     box = [float(each) for each in drawn.axes[0].get_position().bounds]
     ends = {name: [float(axis[0]), float(axis[-1])] for name, axis in (("B", view.surface.B), ("S", view.surface.S))}
     return json.dumps({"box": box, **ends, "steps": view.readings()}, separators=(",", ":"))
@@ -162,7 +162,7 @@ def fit_figure(name: str, fit: FitResult, trace: Trace | None) -> Figure:
 
 
 def why_not_drawn(fit: FitResult) -> str:
-    """Return why the fit cannot be drawn over B and S; empty if it can."""
+    """Return why the fit cannot be drawn; empty if it can."""
     if not fit.status.ok or not all(p.name in fit.parameters for p in fit.structure.parameters):
         return f"the fit is not usable ({fit.status.sentence.rstrip('.')})"
     if not np.all(np.isfinite(fit.theta)):
@@ -200,7 +200,6 @@ def _rows_by_phase(trace: Trace) -> Iterator[tuple[NDArray[np.int64], dict[str, 
 
 
 def _draw_plane(axes: Axes, trace: Trace, coverage: Coverage) -> None:
-    """Draw a dot for each cell by phase, larger with more rows."""
     title = f"{count_text(coverage.rows, 'step')} in {count_text(coverage.cells, 'cell')}"
     style.dress(axes, title, "requests in the step, B", "tokens in the step, S")
     for rows, look in _rows_by_phase(trace):

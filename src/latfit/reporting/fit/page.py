@@ -107,7 +107,6 @@ def render(report: ReportInput) -> Rendered:
 
 
 def _change_bars(plan: Plan) -> list[Bar]:
-    """Return the percentile that the answer names, then what changes make of it."""
     known = [row.percentile_ms for row in plan.strategies if row.percentile_ms is not None]
     best = min(known, default=None) if plan.chosen is None else plan.chosen.percentile_ms
     return make_bars((row.change, row.percentile_ms if i else best) for i, row in enumerate(plan.sensitivity))
@@ -132,7 +131,6 @@ def sla_line(path: ExecutionPath, plan: Plan, percentile: float) -> SlaLine:
 
 
 def _limits(report: ReportInput, nearby: Mapping[str, Mapping[str, Plan]], pictures: Sequence[Picture]) -> Section:
-    """Return the section of what the plan decides."""
     plan, found, sentences = report.plan, [], []
     if plan is not None:
         others = (plan_tables.other_plans_table(f"Limits by {label}", plans) for label, plans in nearby.items())
@@ -159,7 +157,7 @@ def _card(plan: Plan, profile: HardwareProfile, at: str = "") -> Card:
 
 
 def plans_nearby(plan: Plan, report: ReportInput) -> dict[str, dict[str, Plan]]:
-    """Plan again at SLAs and rates around the plan's, by slider and place; empty if the request is not known."""
+    """Plan again at SLAs and rates around the plan's, by slider and place."""
     request = report.request
 
     def again(sla_ms: float, rate: float | None) -> Plan:

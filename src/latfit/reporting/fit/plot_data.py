@@ -51,7 +51,7 @@ class Cells(NamedTuple):
 
 
 class Surface(NamedTuple):
-    """Predicted latency T_ms (j, i) over axes B (i,) and S (j,), NaN where S < B."""
+    """Predicted T_ms (j, i) over axes B (i,) and S (j,), NaN where S < B."""
 
     B: FloatArray
     S: FloatArray
@@ -60,7 +60,7 @@ class Surface(NamedTuple):
 
 @dataclass(frozen=True)
 class FitView:
-    """A fit to draw, with its rows if there are any, and the SLAs on its map."""
+    """A fit to draw."""
 
     fit: FitResult
     trace: Trace | None = None
@@ -74,7 +74,6 @@ class FitView:
 
     @cached_property
     def surface(self) -> Surface:
-        """T(B, S) over the measured box and a factor of two around it."""
         B_low, B_high, S_low, S_high = self.box
         B = np.geomspace(max(1.0, B_low / 2), max(2 * B_high, 4.0), SURFACE_SIDE)
         S = np.geomspace(max(1.0, S_low / 2), max(2 * S_high, 4.0), SURFACE_SIDE)
@@ -95,7 +94,7 @@ class FitView:
 
     @cached_property
     def agreement(self) -> Agreement | None:
-        """The rows against the fit; None without rows, or if a prediction is zero."""
+        """The rows against the fit; None if a prediction is zero."""
         trace = self.trace
         if trace is None:
             return None

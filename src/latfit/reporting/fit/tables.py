@@ -30,19 +30,18 @@ def _baseline(fit: FitResult, name: str) -> Baseline:
 
 
 def _errors_by_phase(fit: FitResult) -> dict[str, tuple[float, float | None]]:
-    """Return the held-out MAPE of each phase, of the fit and of the baseline; empty for one phase."""
+    """Return the held-out MAPE of the fit and of the baseline; empty for one phase."""
     own, line = (each.errors for each in (fit.cross_validation, _baseline(fit, "linear").cv))
     other = (line.by_phase if line else None) or {}
     return {name: (error, other.get(name)) for name, error in ((own.by_phase if own else None) or {}).items()}
 
 
 def lost_phases(fit: FitResult) -> list[str]:
-    """Return the phases whose held-out error exceeds that of the linear baseline."""
+    """Return the phases in which the linear baseline is better."""
     return [name for name, (own, line) in _errors_by_phase(fit).items() if line is not None and own > line]
 
 
 def trust_sentence(fit: FitResult) -> str:
-    """Return the held-out error, those of the baselines, and the phases in which the line is better."""
     if fit.data.nominal:
         return f"Nominal numbers, not measured: {fit.data.nominal}. Their error is not known."
     if not fit.status.ok:
@@ -74,7 +73,6 @@ def phases(fit: FitResult) -> Table:
 
 
 def parameters(fit: FitResult) -> Table:
-    """Values with their 95 % interval; parameters that are not identifiable are named below."""
     rows = [(p, fit.parameters[p.name]) for p in fit.structure.parameters if p.name in fit.parameters]
     unknown = [p.name for p, estimate in rows if _value(estimate) == NOT_IDENTIFIED]
     resampled = fit.bootstrap.get("parameters", {})
@@ -105,7 +103,6 @@ def _interval(estimate: Estimate) -> str:
 
 
 def errors(fit: FitResult) -> Table:
-    """Errors of the model and the baselines, by phase, and on harder held-out rows."""
     validation = fit.cross_validation
     harder = {
         "later steps than those that trained": validation.expanding_window,

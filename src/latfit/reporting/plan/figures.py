@@ -1,4 +1,4 @@
-"""Figures of plans: latency of batches, the percentile over the rate, requests of serving engines."""
+"""Figures of plans."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,6 @@ SLA_HEIGHT = 3.0  # latencies are drawn up to so many times the SLA
 
 
 def plan_pictures(plan: Plan | None, profile: HardwareProfile, request: PlanRequest) -> list[Picture]:
-    """Return latency of batches for several paths, and the percentile over the rate for a load."""
     paths = {name: path for name, path in profile.paths.items() if not why_not_drawn(path.fit)}
     pictures = []
     if len(paths) > 1:
@@ -33,7 +32,7 @@ def plan_pictures(plan: Plan | None, profile: HardwareProfile, request: PlanRequ
 
 
 def plan_figure(plan: Plan, profile: HardwareProfile, request: PlanRequest) -> Figure:
-    """Draw the percentile over the rate by strategy; without a rate the latency of batches."""
+    """Draw the percentile over the rate; without a rate the latency of batches."""
     if plan.rate_per_s is None or plan.percentile is None:
         return latency_figure(plan, latency_lines(profile, plan.tokens_per_request, request.context))
     lines = rate_lines(profile, Target(plan.sla_ms, plan.percentile / 100, plan.tokens_per_request), request)
@@ -48,7 +47,6 @@ def plan_figure(plan: Plan, profile: HardwareProfile, request: PlanRequest) -> F
 
 
 def latency_figure(plan: Plan | None, lines: Sequence[Line]) -> Figure:
-    """Draw latency over the batch by path, with B1, B2 and the SLA."""
     title, sla = ("Latency of a batch", None) if plan is None else (_thresholds_title(plan), plan.sla_ms)
     figure, axes = _line_figure(title, "requests in the batch, B", "latency of a batch [ms]", lines, sla)
     values = np.concatenate([*(line.y for line in lines), [] if sla is None else [sla]])
@@ -86,7 +84,6 @@ def _thresholds_title(plan: Plan) -> str:
 
 
 def serving_figure(plan: ServingPlan) -> Figure:
-    """Draw tokens/s of a replica over tokens/s of a user, with the planned settings."""
     figure = style.new_figure()
     axes = figure.subplots()
     style.dress(axes, "Throughput against speed, by max_num_seqs", "tokens/s of a user", "output tokens/s of a replica")

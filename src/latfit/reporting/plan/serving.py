@@ -62,7 +62,7 @@ def verdict(plan: ServingPlan) -> str:
 
 
 def _load_of_replica(plan: ServingPlan, outcome: EngineSummary) -> str:
-    """Return what one replica serves: the offered load, not that of a finite run."""
+    """Return what one replica serves at the offered load."""
     cache = f", KV cache {format_percent(100 * outcome.kv_usage)} used" if plan.kv_cache else ""
     rate = plan.rate_per_s / (plan.replicas.tried or 1)
     tokens_per_s = rate * outcome.output_tokens_per_s / outcome.throughput_per_s
@@ -74,7 +74,6 @@ def _load_of_replica(plan: ServingPlan, outcome: EngineSummary) -> str:
 
 
 def _margin(plan: ServingPlan) -> str:
-    """Return by how much steps may be slower, next to the error of the fit."""
     slower_pct = plan.steps_may_be_slower_pct or 0.0
     slower = "no slower steps meet the targets"
     if slower_pct > 100 * (MOST_SLOWER - 1):
@@ -108,7 +107,6 @@ def _capacity_rate(plan: PlannedEngines) -> str:
 
 
 def _bottleneck(plan: ServingPlan) -> str:
-    """Return the tightest target, and the changes that relieve it most."""
     helpful = [each for each in plan.effects if each.after < HELPS * each.before][:MAX_CHANGES]
     if not helpful:
         return ""
@@ -122,7 +120,6 @@ def _value(unit: str, value: float) -> str:
 
 
 def stall_text(stalls: Stalls) -> str:
-    """Return what a long prompt does to decoding requests, and the knee if it is another token budget."""
     planned, knee = stalls.planned, stalls.knee
     decoding = count_text(stalls.decoding, "decoding request")
     text = f"{_gap(planned)} without a token for {decoding} during a prompt of {stalls.prompt_tokens:,} tokens (p99)"
@@ -187,7 +184,7 @@ def engine_command(plan: ServingPlan) -> str:
 
 
 def serving_tables(plan: ServingPlan, *, brief: bool = False) -> list[Table]:
-    """Return latencies of requests, in full the stalls as well. brief: intervals of p99 alone."""
+    """brief: intervals of p99 alone."""
     caption = f"Requests at {format_rate(plan.rate_per_s)}"
     wide = ("p99",) if brief else STATISTICS
     found = [] if plan.outcome is None else [times_table(caption, plan.outcome, wide)]
@@ -216,7 +213,7 @@ def stalls_table(stalls: Stalls) -> Table:
 def serving_page(
     plan: ServingPlan, made: "Making", nearby: Mapping[str, Mapping[str, ServingPlan]] = {}, subject: str = ""
 ) -> "Rendered":
-    """Return the plan as a page. nearby: plans at other loads or limits, this one among them, by slider and place."""
+    """nearby: plans at other loads or limits, this one among them, by slider and place."""
     from latfit.reporting import layout
     from latfit.reporting.plan.figures import distribution_figure, serving_figure
 
@@ -246,7 +243,6 @@ def serving_page(
 
 
 def effect_bars(effects: Sequence[Effect]) -> list[Bar]:
-    """Return bars of what the nearest target becomes, the unchanged plan first."""
     values = [("unchanged", each.before) for each in effects[:1]] + [(each.change, each.after) for each in effects]
     return make_bars(values, lambda value: _value(effects[0].unit, value))
 

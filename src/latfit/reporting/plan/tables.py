@@ -95,13 +95,11 @@ def key_numbers(plan: Plan) -> list[KeyNumber]:
 
 
 def limits_table(plan: Plan) -> Table:
-    """Return the largest steps of decode, of prefill, and of both together."""
     rows = [(each.label.lower(), each.value, each.detail) for each in _step_numbers(plan)]
     return Table(f"Largest steps within {format_ms(plan.sla_ms)}", ("", " ", "  "), rows, words=("  ",))
 
 
 def _step_numbers(plan: Plan) -> list[KeyNumber]:
-    """Return the largest steps: of decode alone, of prefill alone, of both."""
     numbers = []
     if (decode := decode_limit(plan)) is not None:
         numbers.append(KeyNumber("Decode", count(decode), f"requests without prefill, on {plan.engines_path}"))
@@ -116,7 +114,7 @@ def _step_numbers(plan: Plan) -> list[KeyNumber]:
 
 
 def decode_limit(plan: Plan) -> int | None:
-    """Return the largest batch whose steps meet the SLA; None if the plan is for a load."""
+    """Return the largest decode batch within the SLA; None for a load."""
     largest = plan.engines.get("tensorrt", {}).get("max_batch") if plan.rate_per_s is None else None
     return largest if isinstance(largest, int) else None
 
@@ -171,7 +169,6 @@ def _strategies(plan: Plan) -> Table:
 
 
 def thresholds_table(plan: Plan, *, brief: bool = False) -> Table:
-    """Show the thresholds with meaning and reason; brief: B1, B2 and T_cut."""
     at_rate = plan.B1_at_rate is not None
     every: list[tuple[str, str, Threshold | Cutoff | Unknown | None]] = [
         ("B1", "B1 at this rate" if at_rate else "B1", plan.B1),
@@ -201,7 +198,7 @@ def _threshold(found: Threshold | Cutoff | Unknown) -> str:
 
 
 def interval_text(found: Threshold | Unknown) -> str:
-    """` (95 %: 6 to 9)` if the fits' draws give an interval that is wider than the value itself."""
+    """Return ` (95 %: 6 to 9)`; empty without an interval."""
     if not isinstance(found, Threshold) or found.interval is None or set(found.interval) == {found.value}:
         return ""
     return " (95 %: {} to {})".format(*("never" if end is None else count(end) for end in found.interval))
@@ -236,7 +233,6 @@ def settings_table(settings: Settings) -> Table:
 
 
 def choices_table(settings: Settings) -> Table:
-    """Show the trade-off between sequences and TTFT; a star marks the recommended row."""
     best = settings.max_num_batched_tokens
     return make_table(
         "Settings that leave room for prefill in each step (* recommended)",
@@ -310,7 +306,7 @@ def plan_summary(plan: Plan) -> PlanSummary:
 
 
 def engine_line(plan: Plan) -> str:
-    """Return the command that starts an engine with the plan's settings; empty if there are none."""
+    """Return the command that starts an engine with the plan's settings; empty without."""
     usable = plan.settings is not None and _is_usable(plan)
     return start_line(_engine_key(plan), plan.engines, model="MODEL") if usable else ""
 
@@ -347,7 +343,6 @@ def _signed_ms(value_ms: float) -> str:
 
 
 def describe_speculation(found: SpeculationPlan) -> tuple[Verdict, list[str], Table]:
-    """Return from which batch drafts stop paying, the acceptance, and a table by batch."""
     drafts, largest = count_text(found.draft_tokens, "draft token"), f"{found.largest_batch:,}"
     ends = [f"{end:,.0f}" if math.isfinite(end) else f"beyond {largest}" for end in found.stops_interval]
     open_end = found.stops_at is None and math.isfinite(found.stops_interval[0])

@@ -1,4 +1,4 @@
-"""What a simulation answers in a sentence, and the table of a replay."""
+"""What a simulation answers in a sentence."""
 
 import math
 import re
@@ -16,7 +16,7 @@ _NUMBERS = re.compile(r"\d[\d,.]*")
 
 
 def policies_verdict(runs: Sequence[SimResult], sla_ms: float = math.inf) -> Verdict:
-    """Name the policy with the lowest p99 at the highest rate carried, and whether it meets the SLA."""
+    """Name the policy with the lowest p99 at the highest rate carried."""
     ranked = tables.best_policies(runs, sla_ms)
     if not ranked:
         slowest = min(runs, key=lambda run: run.rate_per_s)
@@ -46,7 +46,7 @@ def policies_verdict(runs: Sequence[SimResult], sla_ms: float = math.inf) -> Ver
 
 
 def engines_verdict(runs: Sequence[EngineResult]) -> Verdict:
-    """Say whether the engine is stable, its tails, and what limits it; of several the one with the lowest p99."""
+    """Describe the engine with the lowest p99."""
     best, rivals = tables.best_engine(runs)
     if best is None:
         rates = sorted({run.rate_per_s for run in runs})
@@ -93,10 +93,7 @@ def _limited(run: EngineResult) -> str:
 
 
 def replay_table(runs: Sequence[Compared], *, brief: bool = False) -> Table:
-    """Show mean and p99 of each run, and the range in which the prediction has such runs.
-
-    brief: without how late requests were sent and what others used of the cores.
-    """
+    """brief: without the delays of the client and the load of others."""
 
     def predicted(run: Compared, name: str) -> str:
         low, high = run.predicted["range_ms"][name]

@@ -38,7 +38,6 @@ def validation_figure(found: Validation) -> Figure:
 
 
 def engine_figure(runs: Sequence[EngineResult]) -> Figure:
-    """Draw TTFT, waiting requests and KV blocks; of a sweep what each run serves, and how soon."""
     figure = style.new_figure(WIDE_INCHES)
     if any(run.first is None for run in runs):
         return _engine_sweep(figure, runs)
@@ -62,7 +61,7 @@ def engine_figure(runs: Sequence[EngineResult]) -> Figure:
 
 
 def _engine_sweep(figure: Figure, runs: Sequence[EngineResult]) -> Figure:
-    """Draw p99s over what is served; runs that do not carry their load are hollow."""
+    """Draw p99s over throughput; unstable runs are hollow."""
     colour = style.LINE_COLOURS[0]
     for axes, metric in zip(figure.subplots(1, 3), ("ttft", "tpot", "latency"), strict=True):
         for label, stable in (("carried", True), ("unstable", False)):
@@ -82,7 +81,7 @@ def _draw_shares(axes: Axes, values: FloatArray, label: str, colour: str, line: 
 
 
 def runs_figure(runs: Sequence[SimResult]) -> Figure:
-    """Draw p99 over the rate, a line a policy (with its best setting); of one rate the p99 of each run."""
+    """Draw p99 over the rate, the best setting of each policy; of one rate the p99 of each run."""
     rates = sorted({run.rate_per_s for run in runs if not math.isnan(run.rate_per_s)})
     if len(rates) < 2:
         return _draw_percentiles(list(runs)[:MOST_LABELLED])

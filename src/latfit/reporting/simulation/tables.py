@@ -56,7 +56,6 @@ def brief_validation_table(found: Validation) -> Table:
 
 
 def clocks_table(found: Validation) -> Table:
-    """Show means by clock of client, server and engine, and simulated; of a watched server the bucket of its p99."""
     watched, caption = found.watched, _run_caption(found)
     if watched:
         caption = f"Of {found.server.requests if found.server else 0:,} requests that ended while it was watched"
@@ -103,7 +102,7 @@ WORK: Sequence[Column] = (
 
 
 def run_labels(runs: Sequence[EngineResult]) -> list[str]:
-    """Return what distinguishes each run from the others; its engine if nothing does."""
+    """Return what distinguishes each run from the others."""
     facts = []
     for run in runs:
         settings = (
@@ -115,7 +114,7 @@ def run_labels(runs: Sequence[EngineResult]) -> list[str]:
 
 
 def best_engine(runs: Sequence[EngineResult]) -> tuple[EngineResult | None, int]:
-    """Return the stable run with the lowest p99 at the highest rate, and the number of runs at that rate."""
+    """Return the stable run with the lowest p99 at the highest rate, and the number of runs there."""
     stable = [run for run in runs if run.summary.stable]
     highest = max((run.rate_per_s for run in stable), default=0.0)
     there = [run for run in stable if not run.rate_per_s < highest]  # a load of one request has no rate
@@ -123,7 +122,6 @@ def best_engine(runs: Sequence[EngineResult]) -> tuple[EngineResult | None, int]
 
 
 def engine_tables(runs: Sequence[EngineResult], *, brief: bool = False) -> list[Table]:
-    """Show one run with a row a metric, several with a row each; then requests by class."""
     labels = run_labels(runs)
     note: Column = ("note", "stable", lambda stable: "" if stable else "unstable")
     columns = [*TAILS, note] if brief else [*TAILS, *WORK, note]
@@ -162,7 +160,7 @@ def measured_times(summary: EngineSummary) -> list[tuple[str, Times]]:
 
 
 def times_table(caption: str, summary: EngineSummary, wide: Sequence[str] = ()) -> Table:
-    """Show mean and percentiles of TTFT, TPOT and latency; those in `wide` with half the width of their interval."""
+    """wide: statistics shown with half the width of their interval."""
     rows = [
         (title, *(format_ms(times[name].value) + half_width(times[name]) * (name in wide) for name in STATISTICS))
         for title, times in measured_times(summary)
@@ -171,7 +169,7 @@ def times_table(caption: str, summary: EngineSummary, wide: Sequence[str] = ()) 
 
 
 def _thin_rows(table: Table) -> Table:
-    """Return at most FEW of the rows, the first and the last among them."""
+    """Return at most FEW rows."""
     count = len(table.rows)
     if count <= FEW:
         return table
@@ -190,7 +188,6 @@ def classes_table(classes: Sequence[tuple[str, Any]]) -> Table:
 
 
 def policy_tables(runs: Sequence[SimResult], *, brief: bool = False) -> list[Table]:
-    """Show a row a run, many runs as p99 by rate and policy; then requests by class."""
     if brief:
         return [runs_table(runs, brief=True)]
     classes = [(f"{named(run)}, {rate_text(run)}", each) for run in runs for each in run.by_class]
@@ -199,7 +196,6 @@ def policy_tables(runs: Sequence[SimResult], *, brief: bool = False) -> list[Tab
 
 
 def runs_table(runs: Sequence[SimResult], *, brief: bool = False) -> Table:
-    """Show a row a run; brief: of many runs p99 by rate and policy, or the best ones."""
     rates = {rate_text(run) for run in runs}
     sides = {list(run.share)[-1] for run in runs if len(run.share) > 1}
     side = sides.pop() if len(sides) == 1 else "side"
@@ -253,7 +249,7 @@ SETTING_WORDS: Mapping[str, str] = {
 
 
 def settings_text(run: SimResult) -> str:
-    """Return `T_cut 2 ms, B1 5`, without what is the same for every policy or has no effect."""
+    """Return `T_cut 2 ms, B1 5`."""
     parts = []
     for name, value in run.settings.items():
         without_effect = not value or value == math.inf or (name, value) == ("merge_below", 1)
@@ -275,7 +271,7 @@ def frontier(runs: Sequence[SimResult]) -> list[SimResult]:
 
 
 def best_policies(runs: Sequence[SimResult], sla_ms: float) -> list[SimResult]:
-    """Return the best run of each policy at the highest rate carried, within the SLA if any is; lowest p99 first."""
+    """Return the best run of each policy at the highest rate carried, lowest p99 first."""
     stable = frontier(runs)
     within = [run for run in stable if run.latency.p99 <= sla_ms] or stable
     highest = max(map(known_rate, within), default=0.0)
@@ -317,7 +313,7 @@ NOMINAL_PCT = 95.0  # coverage that the intervals of plans state
 
 
 def with_interval(value: float | None, ends: tuple[float, float] | None) -> str:
-    """Return `36 ms (32 ms to 40 ms)`, or `36 ms (32 ms or more)` if the upper end is open; infinite: not answered."""
+    """Return `36 ms (32 ms to 40 ms)`; infinite: not answered."""
     if value is None or not math.isfinite(value):
         return "-" if value is None else "no answer"
     if ends is None:
@@ -327,7 +323,6 @@ def with_interval(value: float | None, ends: tuple[float, float] | None) -> str:
 
 
 def ledger_table(ledger: Ledger, *, brief: bool = False) -> Table:
-    """Show a row a percentile, the newest run last; brief: of the newest runs."""
     entries = ledger.entries[-SHOWN_ENTRIES:] if brief else ledger.entries
     return make_table(
         "",
