@@ -143,7 +143,7 @@ def plan(request: PlanRequest) -> Plan:
         context=request.context,
         max_batch=request.max_batch,
         transfer_ms=fixed_ms + ms_per_token * tokens,
-        wait_ms=None if request.wait is None else duration(request.wait, "--wait", zero=True),
+        wait_ms=None if request.wait is None else duration(request.wait, "--set wait", zero=True),
         serving=ServingTargets(
             _optional(request.ttft, "--ttft"), _optional(request.tpot, "--tpot"), request.prompt_tokens
         ),

@@ -48,7 +48,7 @@ def read_timed(request: Any, time: Time | None = None) -> trace.CleanTrace:
 
 def _reading(request: ReadRequest) -> trace.Reading:
     cleaning = trace.CleanOptions(
-        None if request.max_t is None else parse_duration_ms(request.max_t, option="--max-t"),
+        None if request.max_t is None else parse_duration_ms(request.max_t, option="--set max_t"),
         tuple(request.keep),
         tuple(request.drop),
         request.allow_drops,

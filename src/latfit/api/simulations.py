@@ -177,11 +177,12 @@ def _simulated(
     request: Any, mean: float, longest: float = 0.0
 ) -> tuple[HardwareProfile, simulation.System, simulation.Options]:
     servers = {
-        name: count(each, "--servers", "amx=2") for name, each in by_name(request.servers, "--servers", "amx=2").items()
+        name: count(each, "--set servers", "amx=2")
+        for name, each in by_name(request.servers, "--set servers", "amx=2").items()
     }
     buckets = request.buckets or ()
     if isinstance(buckets, str):
-        buckets = [count(part.strip(), "--buckets", "1,2,4,8") for part in buckets.split(",")]
+        buckets = [count(part.strip(), "--set buckets", "1,2,4,8") for part in buckets.split(",")]
     named = by_name(request.nominal, "--nominal", "gpu:launch=8ms,slope=0.05ms", "=:")
     nominal = {name: nominal_path(name, parse_nominal(text)) for name, text in named.items()}
     # Nominal paths replace measured ones of the same name; with them the hardware file may be missing.

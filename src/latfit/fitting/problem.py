@@ -277,9 +277,9 @@ def _check_options(model: LatencyModel, options: FitOptions) -> None:
             meaning = parameters[name].meaning
             refuse(f"{name} = {value:g} is not possible", "--fix", f"Give a number {least} zero ({meaning}).")
     for option, chosen, known in (
-        ("--loss", options.loss, tuple(RHO)),
-        ("--residuals", options.residuals, RESIDUALS),
-        ("--weights", options.weights, WEIGHTS),
+        ("--set loss", options.loss, tuple(RHO)),
+        ("--set residuals", options.residuals, RESIDUALS),
+        ("--set weights", options.weights, WEIGHTS),
     ):
         if chosen not in known:
             refuse(f"{chosen!r} is not known", option, f"Choose one of: {', '.join(known)}.")

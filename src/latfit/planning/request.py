@@ -20,7 +20,7 @@ class Objective:
         weights = (self.p99, self.mean, self.throughput)
         if not all(math.isfinite(w) and w >= 0 for w in weights) or not any(weights):
             raise WrongUsage(
-                "weights must be 0 or more, and not all 0", where="--objective", remedy="Write p99=1,mean=0.5."
+                "weights must be 0 or more, and not all 0", where="--set objective", remedy="Write p99=1,mean=0.5."
             )
 
     def of(self, p99_ms: float, mean_ms: float, rate: float) -> float:
@@ -97,4 +97,4 @@ def parse_objective(text: str) -> Objective:
         weights = {name.strip(): float(value) for name, value in (part.split("=") for part in text.split(","))}
         return Objective(**{"p99": 0.0, **weights})
     except (ValueError, TypeError):
-        raise WrongUsage(f"{text!r} is no objective", where="--objective", remedy="Write p99=1,mean=0.5.") from None
+        raise WrongUsage(f"{text!r} is no objective", where="--set objective", remedy="Write p99=1,mean=0.5.") from None

@@ -96,7 +96,7 @@ def window(window_ms: float, limits: Limits) -> Policy:
 
 def marginal_cost(rate: float, limits: Limits, rule: str = "amortised", longest_ms: float = math.inf) -> Policy:
     """Wait for one more request while a rule of `marginal_cost` says so at `rate` per ms, for `longest_ms` at most."""
-    refuse(rule not in RULES, f"rule {rule!r} is not known", "--rule", f"Take one of {', '.join(RULES)}.")
+    refuse(rule not in RULES, f"rule {rule!r} is not known", "--set rule", f"Take one of {', '.join(RULES)}.")
     number = list(RULES).index(rule)
     values = {codes.RATE: _checked_time(rate, "--rate"), codes.RULE: number, codes.PATIENCE: longest_ms}
     settings = {"rule": rule, "rate_per_ms": rate, "max_batch": limits.main}

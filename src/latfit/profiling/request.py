@@ -36,7 +36,7 @@ class ProfileRequest:
         for option, value, known in (
             ("--device", self.device, DEVICES),
             ("--dtype", self.dtype, ("auto", *PRECISIONS)),
-            ("--design", self.design, DESIGNS),
+            ("--set design", self.design, DESIGNS),
             ("--set kernel", self.part, PARTS),
         ):
             if value not in known:

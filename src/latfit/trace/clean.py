@@ -110,7 +110,7 @@ def clean(trace: Trace, options: CleanOptions | None = None, *, rows_only: bool 
     check_reasons(options)
     if WEIGHT in trace:
         if options.max_ms or options.keep or options.drop:
-            tell("note: --max-t, --keep and --drop have no effect: the rows are cells of steps that were cleaned.")
+            tell("note: --set max_t, --keep and --drop have no effect: the rows are cells of steps that were cleaned.")
         return _take_cells(trace)
     fate = np.zeros(len(trace), dtype=np.uint8)
     marked: Counter[str] = Counter()

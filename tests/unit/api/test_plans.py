@@ -1,11 +1,11 @@
 """`latfit.plan`, `latfit.step_budget`, `latfit.report`: the library says what the commands say, in the same units."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec import structs
 
 from latfit.api import Fit, Hardware, plan, step_budget
 from latfit.cli.app import run
@@ -89,7 +89,7 @@ def test_paths_of_two_models_are_refused_and_never_mixed(in_tmp: Path, capsys: p
 
     def measured(model: str, hardware: str) -> Fit:
         identity = {"model": model, "hardware": hardware}
-        return Fit(replace(line(0, 2, domain=SMALL), provenance={"identity": identity}))
+        return Fit(structs.replace(line(0, 2, domain=SMALL), provenance={"identity": identity}))
 
     two = {"cpu": measured("llama-7b", "AMD EPYC"), "gpu": measured("llama-70b", "H100")}
     with pytest.raises(FitNotUsable, match="model differs: path cpu is of llama-7b, path gpu of llama-70b"):

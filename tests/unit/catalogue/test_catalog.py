@@ -12,7 +12,7 @@ from latfit.api import add_to_catalog, catalog
 from latfit.catalogue import GPUS, CatalogEntry, all_entries, fit_of, nearest, scaled_steps, widen
 from latfit.catalogue.scaling import roofline_ms, scale_times
 from latfit.errors import BadInput, WrongUsage
-from latfit.model import FAMILY, FitResult, latency_draws, parameter_draws
+from latfit.model import FAMILY, FitResult, FitStatus, latency_draws, parameter_draws
 from latfit.trace import Trace
 from tests.conftest import ROOT
 
@@ -86,8 +86,7 @@ def test_times_scale_by_a_factor(model: str) -> None:
     structure = FAMILY[model]
     names = tuple(each.name for each in structure.parameters)
     theta = np.array([0.5 if each.fixed is None else each.fixed for each in structure.parameters])
-    fit = FitResult.__new__(FitResult)
-    object.__setattr__(fit, "model", model)
+    fit = FitResult(model, FitStatus.CONVERGED, {})
     scaled = scale_times(fit, names, theta[None, :], np.array([1.3]))[0]
     columns = {name: np.ones(len(B)) for name in structure.columns} | {"B": B, "S": S}
     assert structure.latency_ms(scaled, columns) == pytest.approx(1.3 * structure.latency_ms(theta, columns))

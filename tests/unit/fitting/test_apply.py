@@ -1,9 +1,8 @@
 """A finished fit applied: predictions, their intervals, and errors on unseen steps."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec import structs
 
 from latfit.errors import BadInput
 from latfit.fitting.fit import fit_trace
@@ -59,7 +58,7 @@ def test_errors_are_those_of_the_planted_noise(fit: FitResult) -> None:
 
 def test_a_column_that_the_fit_used_and_nothing_stands_for_has_to_be_given(cached: FitResult) -> None:
     with pytest.raises(BadInput, match="context_tokens"):
-        typical_ms(replace(cached, typical={}), Trace({"B": np.ones(1), "S": np.ones(1)}))
+        typical_ms(structs.replace(cached, typical={}), Trace({"B": np.ones(1), "S": np.ones(1)}))
 
 
 class TestDecodeOnly:

@@ -1,7 +1,5 @@
 """Intervals beyond the measured tokens: wider by what an extrapolation inside the data was off."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from msgspec import structs
@@ -34,7 +32,7 @@ def test_limits_widen_by_the_error_beyond_the_data_and_once_more_at_its_distance
 
 
 def test_nothing_is_told_where_nothing_was_asked(line: FitResult) -> None:
-    fit = replace(asked(line, 1000.0, 20.0), cross_validation=CrossValidation())
+    fit = structs.replace(asked(line, 1000.0, 20.0), cross_validation=CrossValidation())
     found = predict(fit, Trace({"B": np.ones(2), "S": np.array([4000.0, 4001.0])}))
     assert np.isfinite(found.low[0])
     assert np.isnan(found.low[1])

@@ -1,10 +1,10 @@
 """Paths of the simulator from fits and from quotes: typical times, scatter, and which path plays which part."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware.nominal import parse_nominal
@@ -77,7 +77,7 @@ class TestTimes:
         assert system_of(profile("gpu"), Serving(service="deterministic")).main.noise is None
 
     def test_a_fit_without_ratios_does_not_scatter(self) -> None:
-        bare = HardwareProfile({"gpu": ExecutionPath("gpu", replace(fit_of(), intervals={}))})
+        bare = HardwareProfile({"gpu": ExecutionPath("gpu", structs.replace(fit_of(), intervals={}))})
         assert system_of(bare).main.noise is None
 
     @pytest.mark.parametrize(("tokens", "most", "factor"), [(1, 0, 1.05), (64, 0, 3.0), (1, 64, 3.0)])
@@ -85,7 +85,7 @@ class TestTimes:
         """Steps of decode alone scatter by 5 %, those with prefill threefold; all of them together by 100 %."""
         laws = {phase: noise_of(np.array([1.0, f]), np.ones(2)) for phase, f in (("decode", 1.05), ("prefill", 3.0))}
         limits = {phase: {"ratios": law.to_json()} for phase, law in laws.items()}
-        fit = replace(fit_of(), intervals={**fit_of().intervals, "by_phase": limits})
+        fit = structs.replace(fit_of(), intervals={**fit_of().intervals, "by_phase": limits})
         known = HardwareProfile({"gpu": ExecutionPath("gpu", fit)})
         main = system_of(known, Serving(tokens_per_request=tokens, most_tokens=most)).main
         assert main.noise is not None
@@ -114,7 +114,9 @@ class TestRefused:
             system_of(HardwareProfile())
 
     def test_a_fit_that_is_none(self) -> None:
-        broken = HardwareProfile({"gpu": ExecutionPath("gpu", replace(fit_of(), status=FitStatus.TOO_FEW_ROWS))})
+        broken = HardwareProfile(
+            {"gpu": ExecutionPath("gpu", structs.replace(fit_of(), status=FitStatus.TOO_FEW_ROWS))}
+        )
         with pytest.raises(BadInput, match="not usable"):
             system_of(broken)
 

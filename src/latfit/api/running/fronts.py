@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from latfit.api.answer import PlainAnswer, State
 from latfit.api.hardware import DEFAULT_PATH, profile_of
 from latfit.api.quantities import by_name, count, duration as in_ms, several
-from latfit.api.request import verb
+from latfit.api.request import option_of, verb
 from latfit.api.requests import ServeRequest
 from latfit.errors import HardwareMissing, Interrupted, WrongUsage
 from latfit.live import Router, RouterOptions
@@ -76,8 +76,8 @@ def serve(request: ServeRequest) -> PlainAnswer:
     rule = live.front_policy(
         request.policy or ("three-stage" if len(names) > 1 else "gpu-only"), names, times, settings
     )
-    waits = {"connect": request.connect, "first-byte": request.first_byte, "between": request.between}
-    timeouts = live.HttpTimeouts(*(in_ms(value, f"--{name}") / 1e3 for name, value in waits.items()))
+    waits = {"connect": request.connect, "first_byte": request.first_byte, "between": request.between}
+    timeouts = live.HttpTimeouts(*(in_ms(value, option_of(ServeRequest, name)) / 1e3 for name, value in waits.items()))
     headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
     t_ms = {name: times.get(name, live.UNKNOWN_MS) for name in names}
     executors = [
@@ -96,8 +96,8 @@ def serve(request: ServeRequest) -> PlainAnswer:
     )
     options = live.FrontOptions(
         token or None,
-        int(parse_bytes(request.max_body, option="--max-body")),
-        int(parse_bytes(request.max_memory, option="--max-memory")),
+        int(parse_bytes(request.max_body, option="--set max_body")),
+        int(parse_bytes(request.max_memory, option="--set max_memory")),
         classes=classes,
     )
     front = live.Front(Router(executors, [[each] for each in t_ms.values()], rule, limits), options)

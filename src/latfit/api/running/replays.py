@@ -81,7 +81,7 @@ def replay(request: ReplayRequest) -> Replay:
     shares = [] if per_ms else [percent(each, "--load") / 100 for each in loads]
     wrong = any(not 0 < share < 1 for share in shares)
     refuse(wrong, "a load must be above 0 % and below 100 %", "--load", "Give such as 70%.")
-    launch_ms = duration(request.launch, "--launch", zero=True)
+    launch_ms = duration(request.launch, "--set launch", zero=True)
     lasts_s = duration(request.duration_each, "--duration") / 1000
     none = not names or not (per_ms or shares)
     refuse(none, "no policy or no load", "--policy, --load", "Give one of each at least.")

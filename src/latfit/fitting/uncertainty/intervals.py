@@ -62,7 +62,7 @@ def doubts(
 def check(options: DoubtOptions) -> None:
     for option, value, known in (
         ("--set intervals", options.intervals, METHODS),
-        ("--resample", options.scheme, ("auto", *SCHEMES)),
+        ("--set resample", options.scheme, ("auto", *SCHEMES)),
     ):
         if value not in known:
             raise WrongUsage(f"{value!r} is not known", where=option, remedy=f"Choose one of: {', '.join(known)}.")

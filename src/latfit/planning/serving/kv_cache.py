@@ -148,7 +148,7 @@ def kv_bytes_per_token(config: Config, dtype: str | None = None, tensor_parallel
     if tensor_parallel < 1 or heads % tensor_parallel or more % less:
         raise WrongUsage(
             f"{tensor_parallel} GPUs cannot share {heads} heads with {kv_heads} KV heads",
-            where="--tensor-parallel-size",
+            where="--set tensor_parallel",
             remedy=f"Give a number that divides {heads}, and divides {kv_heads} or is a multiple of it.",
         )
     return int(2 * layers * max(1, kv_heads // tensor_parallel) * _head_dim(config) * width)

@@ -60,7 +60,7 @@ class Options:
         outside = not 1 <= count <= MOST_REPLICATIONS
         refuse(outside, f"{count:,} replications", "--replications", f"Give 1 to {MOST_REPLICATIONS:,}; {few}")
         outside = not 0 <= (self.warmup or 0) < 1
-        refuse(outside, f"a warm-up of {self.warmup} of the run", "--warmup", "Give a share from 0 to below 1.")
+        refuse(outside, f"a warm-up of {self.warmup} of the run", "--set warmup", "Give a share from 0 to below 1.")
         outside = self.precision is not None and not 0 < self.precision < 1
         refuse(outside, f"a precision of {self.precision}", "--set precision", "Give a share, such as 0.01.")
 

@@ -114,7 +114,7 @@ def bucketed(path: ServicePath, buckets: Sequence[int]) -> ServicePath:
     sizes = np.array(sorted(set(buckets)), dtype=np.int64)
     wrong = not len(sizes) or sizes[0] < 1 or sizes[-1] > path.largest
     found = f"buckets {list(buckets)} are not between 1 and the largest batch"
-    refuse(wrong, found, "--buckets", "Give the batch sizes that the engine has captured.")
+    refuse(wrong, found, "--set buckets", "Give the batch sizes that the engine has captured.")
     padded = sizes[np.searchsorted(sizes, np.arange(sizes[-1] + 1))]
     noise = None if path.noise is None else path.noise.padded(buckets)
     return replace(path, times_ms=np.ascontiguousarray(path.times_ms[padded]), noise=noise)
@@ -145,7 +145,7 @@ def system_of(profile: HardwareProfile, serving: Serving = Serving()) -> System:
     if not paths:
         raise BadInput("the hardware profile has no execution path", remedy="Add one with `latfit fit trace.parquet`.")
     for name in serving.servers:
-        refuse(name not in paths, f"there is no path {name!r}", "--servers", f"Take {', '.join(paths)}.")
+        refuse(name not in paths, f"there is no path {name!r}", "--set servers", f"Take {', '.join(paths)}.")
     paths = {name: replace(path, servers=serving.servers.get(name, 1)) for name, path in paths.items()}
     gpu = next((paths[name] for name in GPU_PATHS if name in paths), None)
     main = gpu or next(iter(paths.values()))

@@ -116,7 +116,7 @@ class Routing:
         refuse(self.route not in ROUTES, f"{self.route!r} is not a route", "--set route", f"Take {routes}.")
         refuse(self.replicas < 1, f"{self.replicas} replicas", "--replicas", "Give 1 or more.")
         share = f"{self.prefix_share:g} of a prompt"
-        refuse(not 0 <= self.prefix_share < 1, share, "--prefix-share", "Give 0 or more, below 1.")
+        refuse(not 0 <= self.prefix_share < 1, share, "--set prefix_share", "Give 0 or more, below 1.")
         rule = self.scaling
         if isinstance(rule, Autoscaler):
             found = f"{self.replicas} replicas at the start, {rule.least} to {rule.most} allowed"
