@@ -56,7 +56,7 @@ class Record(msgspec.Struct, frozen=True, dict=True):
         """Return a document of an older version in today's form."""
         return document
 
-    def checked(self) -> Self:
+    def checked_values(self) -> Self:
         """Return the record. Raises ValueError for values that a file must not have."""
         return self
 
@@ -66,7 +66,12 @@ class Record(msgspec.Struct, frozen=True, dict=True):
         config = cls.__struct_config__
         schema = None if config.tag is None else (config.tag_field, config.tag)
         return decode(
-            document, lambda found: convert(cls.upgrade(found), cls).checked(), schema, where, cls.what, cls.made_by
+            document,
+            lambda found: convert(cls.upgrade(found), cls).checked_values(),
+            schema,
+            where,
+            cls.what,
+            cls.made_by,
         )
 
     @classmethod

@@ -298,7 +298,7 @@ class FitResult(Record, frozen=True, eq=False, tag_field="schema", tag="latfit.f
             "correction": document.get("correction") or None,
         }
 
-    def checked(self) -> Self:
+    def checked_values(self) -> Self:
         wrong = [p.name for p in self.structure.parameters if not _is_possible(p, self.parameters.get(p.name))]
         if self.status.ok and wrong:
             raise ValueError(f"parameters without a possible value: {', '.join(wrong)}")

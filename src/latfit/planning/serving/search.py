@@ -277,11 +277,10 @@ class Search:
         rate = self.evaluator.rate_per_s
         found = max(1, math.ceil(rate / self.evaluator.saturated(settings).requests_per_s))
         if found > MOST_REPLICAS:
-            share = math.ceil(found / MOST_REPLICAS)
             raise WrongUsage(
                 f"{format_rate(rate)} need {found:,} replicas or more; a plan has up to {MOST_REPLICAS:,}",
                 where="--rate",
-                remedy=f"Plan one of {share} parts (--rate {rate / share:.4g}/s) and take {share} times its replicas.",
+                remedy="Check its unit, or plan a part of the load and multiply its replicas.",
             )
         return found
 
