@@ -39,7 +39,9 @@ Sources = Annotated[Any, Option("Traces, logs, tables; globs; - for stdin.", kin
 FitFile = Annotated[Path, Option("A fit file (NAME.fit.json).", argument="FIT")]
 Server = Annotated[str, Option("Address of the server, such as http://localhost:8000.", argument="URL")]
 Tokens = Annotated[int | None, Option("Tokens per request and step. Default: 1 (decode).", min=1)]
-Percentile = Annotated[float | str, Option("Percentile that must meet the SLA: of steps, or of responses.")]
+Percentile = Annotated[
+    float | str, Option("Percentile that must meet the SLA: of steps, or of responses.", metavar="X")
+]
 RateOf = Annotated[str | None, Option("Arrival rate, such as 500/s.", panel="Load")]
 LengthsOf = Annotated[Any, Option("Prompt and output tokens: 2000:300[:VARIATION], or a file.", kind=str, panel="Load")]
 Sla = Annotated[Duration | None, Option("SLA, such as 20ms: per step; with --rate per request.", panel="Target")]
