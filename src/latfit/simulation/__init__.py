@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         set_up_engine as set_up_engine,
     )
     from latfit.simulation.engine.replications import (
+        SENT_LEAST as SENT_LEAST,
         Cluster as Cluster,
         EnginePoint as EnginePoint,
         Replications as Replications,

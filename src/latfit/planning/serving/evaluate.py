@@ -16,6 +16,7 @@ from msgspec import structs
 from latfit.planning.serving.result import Reached
 from latfit.planning.serving.targets import Targets
 from latfit.simulation import (
+    SENT_LEAST,
     Cluster,
     EngineRun,
     EngineSettings,
@@ -207,6 +208,8 @@ class Evaluator:
 
     def _requests(self, setup: Setup, scale: float) -> int:
         most = self.requests or FEWEST_REQUESTS
+        if isinstance(self.load, ClosedLoad):
+            return max(most, requests_for(scaled(self.load, scale), self.alone_ms))
         if not isinstance(self.load, OpenLoad) or setup.schedule is not None:
             return most
         together, used = self._count_simulated(setup), self.used(setup, scale)
@@ -252,11 +255,9 @@ class Evaluator:
     def _rare(self) -> Load:
         if not isinstance(self.load, RecordedLoad):
             return OpenLoad(Poisson(RARE), self.load.lengths, self.load.classes)
-        count = len(self.load.requests)
-        rows = np.sort(np.random.default_rng(self.seed).permutation(count)[:ALONE])
-        return replace(
-            self.load, requests=replace(self.load.requests.select(rows), arrival_ms=np.arange(len(rows)) / RARE)
-        )
+        # All of them in their order, as prompts share prefixes.
+        arrival_ms = np.linspace(0.0, ALONE / RARE, len(self.load.requests))
+        return replace(self.load, requests=replace(self.load.requests, arrival_ms=arrival_ms))
 
     def saturated(self, settings: EngineSettings, least: int = FLOOD) -> "Saturated":
         """Simulate one engine that never runs out of work."""
@@ -383,5 +384,5 @@ def scaled(load: Load, scale: float, slower: float = 1.0) -> Load:
 def requests_for(load: Load, latency_ms: float) -> int:
     if isinstance(load, RecordedLoad):
         return len(load.requests)
-    held = load.users if isinstance(load, ClosedLoad) else load.rate * latency_ms
-    return int(np.clip(TIMES_HELD * held, FEWEST_REQUESTS, MOST_REQUESTS))
+    held, least = (load.users, SENT_LEAST * load.users) if isinstance(load, ClosedLoad) else (load.rate * latency_ms, 0)
+    return max(int(np.clip(TIMES_HELD * held, FEWEST_REQUESTS, MOST_REQUESTS)), least)

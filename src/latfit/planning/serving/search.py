@@ -12,10 +12,19 @@ from typing import Any
 from latfit.errors import WrongUsage
 from latfit.model import FitResult
 from latfit.planning.engine_settings import MIN_CHUNK
-from latfit.planning.serving.evaluate import FIRST, MOST, VERIFIED, Evaluator, Measured, Setup, draw_lengths
-from latfit.simulation import EngineSettings, EngineSetup, Order
+from latfit.planning.serving.evaluate import (
+    FIRST,
+    MOST,
+    MOST_REQUESTS,
+    VERIFIED,
+    Evaluator,
+    Measured,
+    Setup,
+    draw_lengths,
+)
+from latfit.simulation import SENT_LEAST, EngineSettings, EngineSetup, Order
 from latfit.units import format_rate
-from latfit.workload import Load, RecordedLoad
+from latfit.workload import ClosedLoad, Load, RecordedLoad
 
 GAIN = 1.03  # feasible load of an accepted setting over a load that the current one misses
 PRECISION = 1.03  # ratio between the ends of the bracket of the highest feasible load
@@ -105,7 +114,7 @@ class Search:
 
     def run(self) -> Found:
         alone = self._best_alone()
-        if not alone.met:
+        if not alone.met and (alone.certain or isinstance(self.evaluator.load, RecordedLoad)):
             return Found(None, alone)
         settings = alone.setup.settings
         usual = self.least(settings) if self.replicas is None else self._at(settings, self.replicas)
@@ -209,7 +218,7 @@ class Search:
 
         def is_high(k: int) -> bool:
             scale = high * PRECISION**k
-            return scale >= 1 / LEAST_SCALE or is_sure(scale, met=False)
+            return scale >= self._most_scale or is_sure(scale, met=False)
 
         return max(low / PRECISION ** first_true(is_low), least), high * PRECISION ** first_true(is_high)
 
@@ -217,7 +226,7 @@ class Search:
         """Return a feasible and an infeasible load, PRECISION apart; `known` is tried first."""
         low, high, factor, at = 0.0, math.inf, GALLOP, known
         while math.isinf(high) or low == 0.0:
-            if not LEAST_SCALE < at < 1 / LEAST_SCALE:
+            if not LEAST_SCALE < at < self._most_scale:
                 return max(low, LEAST_SCALE), at
             if self.evaluator.measure(setup, at, replications=replications).met:
                 low, at = at, at * factor
@@ -283,6 +292,13 @@ class Search:
                 remedy="Check its unit, or plan a part of the load and multiply its replicas.",
             )
         return found
+
+    @property
+    def _most_scale(self) -> float:
+        if not isinstance(self.evaluator.load, ClosedLoad):
+            return 1 / LEAST_SCALE
+        # Every user sends requests, whether or not they are served.
+        return max(2.0, MOST_REQUESTS / (SENT_LEAST * self.evaluator.load.users))
 
     def _at(self, settings: EngineSettings, replicas: int, replications: int = MOST) -> Measured:
         return self.evaluator.measure(Setup(settings, replicas), replications=replications)

@@ -18,7 +18,16 @@ from latfit.simulation import (
     linear_costs,
 )
 from latfit.stats import FloatArray
-from latfit.workload import Constant, OpenLoad, Poisson, RecordedLoad, make_requests, parse_lengths
+from latfit.workload import (
+    ClosedLoad,
+    Constant,
+    OpenLoad,
+    Poisson,
+    PrefixBlocks,
+    RecordedLoad,
+    make_requests,
+    parse_lengths,
+)
 
 SERVICE_MS = 10.0
 ONE = EngineSettings(max_num_seqs=1, kv_blocks=1001, asynchronous=False, padded_graphs=False)
@@ -181,3 +190,22 @@ def test_requests_that_come_at_once_are_planned() -> None:
     found = Search(evaluator, ONE, FIXED).run()
     assert found.best is not None
     assert found.best.setup.replicas == 80
+
+
+def test_users_of_any_number_send_enough_requests() -> None:
+    """200 users who think for a minute, and a limit that no number of them reaches: every token takes 10 ms."""
+    load, targets = ClosedLoad(200, 60_000.0, lengths=Constant(10, 5)), Targets((RequestTarget("tpot", 15.0),))
+    evaluator = Evaluator(load, linear_costs(10.0, 0.0, 0.0), targets, alone_ms=50.0, requests=4_000)
+    low, _ = Search(evaluator, EngineSettings(), FIXED).bracket(Setup(EngineSettings()), 1.0, 1)
+    assert low > 5
+
+
+def test_a_request_alone_finds_the_prefix_of_the_one_before() -> None:
+    """Of 64 tokens at 1 ms each, 48 are those of the 200 requests of a conversation: 1 in 200 computes them all."""
+    count = 20_000
+    own = np.arange(count)
+    ids = np.stack([*(3 * (own // 200) + k for k in range(3)), count + own], axis=1).ravel()
+    blocks = PrefixBlocks(16, 4 * np.arange(count + 1), ids)
+    load = RecordedLoad(replace(make_requests(100.0 * np.arange(20_000.0), 64, 1), prefix=blocks))
+    evaluator = Evaluator(load, linear_costs(0.0, 0.0, 1.0), Targets((RequestTarget("ttft", 17.0),)))
+    assert evaluator.alone(ONE).met
