@@ -219,7 +219,7 @@ def _steps_of_run(
     if within.any() and other is None:
         return steps.select(within)
     found, remedy = "none of its steps is of the run", "Give what was recorded meanwhile."
-    last_s = max((each.last_s for each in starts if math.isfinite(each.last_s)), default=math.nan)
+    last_s = max((each.last_s for each in starts if each.every_s is None), default=math.nan)
     is_other_start = other is not None and server_started_s is not None
     if not is_other_start and measured.began_s is not None and last_s < measured.began_s:
         found = f"its last step is {format_ms(1e3 * (measured.began_s - last_s))} older than the run"

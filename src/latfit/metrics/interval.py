@@ -48,7 +48,7 @@ class Interval:
     @cached_property
     def prefill_tokens(self) -> float:
         """Computed prompt tokens, without those found in the prefix cache."""
-        return _first(self.count("prefill_tokens"), self.count("prompt_tokens") - _or_zero(self.count("prefix_hits")))
+        return _first(self.count("prefill_tokens"), self.count("prompt_tokens") - or_zero(self.count("prefix_hits")))
 
     @cached_property
     def decode_tokens(self) -> float:
@@ -56,7 +56,7 @@ class Interval:
 
     @cached_property
     def generated_tokens(self) -> float:
-        return _first(self.count("decode_tokens") + _or_zero(self.seen("ttft")), self.count("generation_tokens"))
+        return _first(self.count("decode_tokens") + or_zero(self.seen("ttft")), self.count("generation_tokens"))
 
     @cached_property
     def finished(self) -> float:
@@ -66,7 +66,7 @@ class Interval:
     @cached_property
     def arrived(self) -> float:
         """Arrived requests: the finished ones and the growth of those in the server."""
-        more = _or_zero(self.last.running - self.first.running) + _or_zero(self.last.waiting - self.first.waiting)
+        more = or_zero(self.last.running - self.first.running) + or_zero(self.last.waiting - self.first.waiting)
         return self.finished + more
 
     def lengths(self, n: int, rng: np.random.Generator) -> tuple[IntArray, IntArray] | None:
@@ -118,7 +118,7 @@ class Interval:
         if self.of_executions:
             B = max(self.count("samples") / N, 1.0)
             return {"B": B, "S": B, "T_ms": self.count("compute_ms") / max(self.finished, 1.0), **row}
-        drafted, accepted = (_or_zero(self.count(name)) for name in ("draft_tokens", "accepted_tokens"))
+        drafted, accepted = (or_zero(self.count(name)) for name in ("draft_tokens", "accepted_tokens"))
         if self.of_slots:
             B = max(self.count(SLOT_STEPS) / N, 1.0)
             S = B + self.prefill_tokens / N
@@ -143,8 +143,8 @@ class Interval:
             "prefill_requests": self.seen("ttft") / N,
             "kv_usage": usage,
             "context_tokens": usage * capacity if capacity else math.nan,
-            "prefix_queries": _or_zero(self.count("prefix_queries")),
-            "prefix_hits": _or_zero(self.count("prefix_hits")),
+            "prefix_queries": or_zero(self.count("prefix_queries")),
+            "prefix_hits": or_zero(self.count("prefix_hits")),
             "draft_tokens": drafted,
             "accepted_tokens": accepted,
         }
@@ -166,5 +166,5 @@ def _first(*values: float) -> float:
     return next((value for value in values if not math.isnan(value)), math.nan)
 
 
-def _or_zero(value: float) -> float:
+def or_zero(value: float) -> float:
     return value if math.isfinite(value) else 0.0

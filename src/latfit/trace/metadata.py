@@ -75,6 +75,7 @@ class Provenance(EngineSettings, frozen=True):
     differing: Mapping[str, list[int | bool | str]] = msgspec.field(default_factory=dict)
     run: str | None = None
     run_started: str | None = None
+    log_clock_s: tuple[float, float] | None = None  # first and last time of a log, seconds of a year in its own zone
     runs: int | Sequence[str] = ()  # how many a log holds, or the names of recorded ones
     api_servers: Setting = 1
     largest_step_requests: float | None = None

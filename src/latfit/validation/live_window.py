@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import BadInput
-from latfit.metrics import Interval, Reading, between, read_state
+from latfit.metrics import Interval, Reading, between, or_zero, read_state, tpot_ms
 from latfit.simulation import EngineSettings, StepCosts, serve
 from latfit.stats import FloatArray
 from latfit.trace import WATCHED, Trace, open_source
@@ -72,11 +72,11 @@ def check_window(
     costs_of: draws step costs at the speed of the window, within its error.
     """
     seen = between(readings[0], readings[-1])
-    count = max(seen.arrived, 1.0) + finite_or_zero(seen.first.running) + finite_or_zero(seen.first.waiting)
+    count = max(seen.arrived, 1.0) + or_zero(seen.first.running) + or_zero(seen.first.waiting)
     runs = int(np.clip(MAX_REQUESTS / count, MIN_REPLICATIONS, MAX_REPLICATIONS))
     draws = np.random.default_rng(seed).spawn(runs)
     simulated = [_simulate(readings, seen, settings, costs_of, rng) for rng in draws]
-    step_ms = finite_or_zero(seen.mean("itl")) or finite_or_zero((seen.mean_step() or {}).get("T_ms", math.nan))
+    step_ms = or_zero(seen.mean("itl")) or or_zero((seen.mean_step() or {}).get("T_ms", math.nan))
     found = []
     for name, value in _measured(readings, seen).items():
         values = np.array([means[name] for means in simulated if math.isfinite(means.get(name, math.nan))])
@@ -92,13 +92,13 @@ def _publishes_engine_times(seen: Interval) -> bool:
 
 
 def _measured(readings: Sequence[Reading], seen: Interval) -> dict[str, float]:
-    tpot, engines = seen.mean("tpot"), seen.last.engines
+    engines = seen.last.engines
     return {
         "running": float(np.mean([each.state.running for each in readings[1:]])) / engines,
         "waiting": float(np.mean([each.state.waiting for each in readings[1:]])) / engines,
         "TTFT": seen.mean("queue") + seen.mean("prefill") if _publishes_engine_times(seen) else seen.mean("ttft"),
         "queue": seen.mean("queue"),
-        "TPOT": seen.mean("itl") if math.isnan(tpot) else tpot,
+        "TPOT": tpot_ms(seen),
     }
 
 
@@ -113,7 +113,7 @@ def _simulate(
     at_s = np.array([each.t_s - readings[0].t_s for each in readings])
     arrived = np.array([between(a, b).arrived / engines for a, b in pairwise(readings)])
     came_s = spread_arrivals(at_s, arrived, rng)
-    running, waiting = (round(finite_or_zero(n) / engines) for n in (seen.first.running, seen.first.waiting))
+    running, waiting = (round(or_zero(n) / engines) for n in (seen.first.running, seen.first.waiting))
     early = running + waiting
     lengths = seen.lengths(early + len(came_s), rng)
     if lengths is None or not len(lengths[0]):
@@ -160,8 +160,8 @@ def watched(trace: Trace, before: str | Path, after: str | Path, source: str, se
     seen = Interval(read_state(open_source(before)), read_state(open_source(after)), max(end_s - begin_s, 1e-3))
     rng = np.random.default_rng(seed)
     came_s = _arrivals(trace, seen, begin_s, rng)
-    under_way = max(0.0, finite_or_zero(seen.first.running) + finite_or_zero(seen.first.waiting))
-    latency_s = finite_or_zero(seen.mean("latency")) / 1e3
+    under_way = max(0.0, or_zero(seen.first.running) + or_zero(seen.first.waiting))
+    latency_s = or_zero(seen.mean("latency")) / 1e3
     earlier = min(round(LEAD_LATENCIES * under_way), MAX_EARLIER) if latency_s > 0 else 0
     early_s = np.sort(-LEAD_LATENCIES * latency_s * rng.random(earlier))
     lengths = seen.lengths(earlier + len(came_s), rng)
@@ -195,7 +195,7 @@ def _arrivals(trace: Trace, seen: Interval, begin_s: float, rng: np.random.Gener
     told = np.maximum(np.nan_to_num(trace.floats("arrived_requests")[inside][order]), 0.0)
     edges = np.concatenate([[0.0], np.column_stack([start, end]).ravel(), [seen.seconds]])
     gaps = np.diff(edges)[::2].clip(0.0)
-    rest = max(0.0, finite_or_zero(seen.arrived) - float(told.sum()))
+    rest = max(0.0, or_zero(seen.arrived) - float(told.sum()))
     counts = np.zeros(len(edges) - 1)
     counts[1::2] = told
     counts[::2] = rest * gaps / gaps.sum() if gaps.sum() > 0 else 0.0
@@ -208,7 +208,3 @@ def spread_arrivals(edges: FloatArray, counts: FloatArray, rng: np.random.Genera
     whole = np.diff(np.rint(total)).astype(np.int64)
     which = np.repeat(np.arange(len(whole)), whole)
     return np.sort(edges[which] + (edges[which + 1] - edges[which]) * rng.random(len(which)))
-
-
-def finite_or_zero(value: float) -> float:
-    return value if np.isfinite(value) else 0.0

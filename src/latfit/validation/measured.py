@@ -21,6 +21,7 @@ from latfit.workload import Recording, Requests
 
 TOGETHER_S = 60.0  # largest time between the starts of a recorder and of the counters of its server
 EDGE_S = 5.0  # error of the end time that load generators report
+ZONES_S = 3600.0  # clocks of nearly all zones differ by whole hours
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,15 +69,26 @@ def as_measured(found: Recording) -> Measured:
 
 @dataclass(frozen=True)
 class EngineStart:
-    """Start of an engine, and its first and last steps, in seconds since 1970; NaN if unknown."""
+    """Start of an engine, and its first and last steps, in seconds since 1970; NaN if unknown.
+
+    every_s: the times of a log, which has no zone, are known up to this period.
+    """
 
     started_s: float
     first_s: float = np.nan
     last_s: float = np.nan
+    every_s: float | None = None
+
+    def gap_s(self, began_s: float, span_s: float) -> float:
+        """Return the time between its steps and a run; negative if they overlap."""
+        if self.every_s is None:
+            return max(self.first_s - began_s - span_s, began_s - self.last_s)
+        since_s = (began_s - self.first_s) % self.every_s
+        return min(since_s - (self.last_s - self.first_s), self.every_s - since_s - span_s)
 
 
 def starts_of(provenance: Mapping[str, Any], trace: Trace | None = None) -> list[EngineStart]:
-    """Return the starts that a recorder stored, with times of steps if the trace is given."""
+    """Return the starts that a recorder stored, with times of steps if the trace is given, and the times of logs."""
     found = []
     for run, started_s in _started(provenance).items():
         span = []
@@ -85,7 +97,8 @@ def starts_of(provenance: Mapping[str, Any], trace: Trace | None = None) -> list
             t_s = t_s[np.isfinite(t_s)]
             span = [started_s + float(t_s.min()), started_s + float(t_s.max())] if len(t_s) else []
         found.append(EngineStart(started_s, *span))
-    return found
+    clocks = [each.log_clock_s for each in facts_of(provenance).sources if each.log_clock_s is not None]
+    return found + [EngineStart(np.nan, *clock, ZONES_S) for clock in clocks]
 
 
 def during(trace: Trace, measured: Measured) -> NDArray[np.bool_]:
@@ -102,8 +115,9 @@ def during(trace: Trace, measured: Measured) -> NDArray[np.bool_]:
 
 def not_together(starts: Sequence[EngineStart], measured: Measured, server_started_s: float | None) -> Message | None:
     """Warn if steps and run are of different starts or, if starts are unknown, of different times."""
-    if server_started_s is not None and starts:
-        nearest = min(starts, key=lambda each: abs(each.started_s - server_started_s))
+    known = [each for each in starts if np.isfinite(each.started_s)]
+    if server_started_s is not None and known:
+        nearest = min(known, key=lambda each: abs(each.started_s - server_started_s))
         if abs(nearest.started_s - server_started_s) <= TOGETHER_S:
             return None
         starts_at, runs_at = _clock(nearest.started_s), _clock(server_started_s)
@@ -111,7 +125,7 @@ def not_together(starts: Sequence[EngineStart], measured: Measured, server_start
     began_s = measured.began_s
     if began_s is None:
         return None
-    gaps_s = [max(each.first_s - began_s - _span_s(measured), began_s - each.last_s) for each in starts]
+    gaps_s = [each.gap_s(began_s, _span_s(measured)) for each in starts]
     gap_s = min((gap for gap in gaps_s if np.isfinite(gap)), default=0.0)
     if gap_s <= TOGETHER_S:
         return None

@@ -162,6 +162,17 @@ class TestSameStart:
         assert found is None or str(said) in found.message
         assert not_together([], run, self.NOON) is None
 
+    @pytest.mark.parametrize(
+        ("began", "said"), [(700.0, None), (700.0 + 5 * 3600, None), (1255.0, None), (1300.0, "2 min"), (30.0, "8 min")]
+    )
+    def test_a_run_of_another_time_than_a_log_is_told(self, began: float, said: str | None) -> None:
+        """The log names no year and no zone. It has steps from 12:10 to 12:20, the run takes a minute."""
+        day_s = datetime(2026, 3, 14, tzinfo=UTC).timestamp() - datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+        log = {"format": "vllm", "log_clock_s": [day_s + 12.0 * 3600 + 600, day_s + 12 * 3600 + 1200]}
+        found = not_together(starts_of(log), self.run(self.NOON + began), None)
+        assert (said is None) == (found is None)
+        assert found is None or f", {said} away from the steps" in found.message
+
     def test_steps_of_a_run_are_those_of_its_time(self) -> None:
         trace = Trace(self.STEPS.columns, self.SAID)
         assert during(trace, self.run(self.NOON + 790)).tolist() == [False, False, True, False, False, False, False]

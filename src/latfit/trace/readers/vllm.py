@@ -296,6 +296,8 @@ def trace_of(scan: LogScan, name: str) -> Trace:
     facts = {"format": "vllm", "lines": scan.lines, "iteration_lines": scan.rows, "cut_lines": scan.cut}
     facts |= agreed_settings(scan.settings)
     facts |= {"engines": len(labels), "runs": len(runs)}
+    if np.isfinite(stamp).any():
+        facts["log_clock_s"] = [float(np.nanmin(stamp)), float(np.nanmax(stamp))]
     facts["kv_capacity_tokens"] = {name: size for name, size in zip(replicas, capacity, strict=True) if size}
     columns = {name: column for name, column in columns.items() if name not in absent}
     return Trace(columns, facts, {name: coded for name, coded in codes.items() if name in columns})
