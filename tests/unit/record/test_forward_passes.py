@@ -92,6 +92,7 @@ def published(place: str, messages: list[tuple[bytes, ...]]) -> Iterator[None]:
 def test_steps_of_a_stream(kind: type[SglangMetrics] | type[VllmMetrics], tmp_path: Path) -> None:
     encode = msgspec.msgpack.Encoder().encode
     messages = [(b"", step.to_bytes(8, "big"), encode(metrics(kind, step))) for step in range(1, 8)]
+    messages.append((b"", (10).to_bytes(8, "big"), encode({"worker_id": "w", "scheduled_requests": {}})))
     place = f"ipc://{tmp_path}/passes"
     with published(place, [*messages, (b"", b"", b"\xff"), (b"alone",)]):
         found = record_passes(place, duration="400ms", out=tmp_path / "t.parquet", path="gpu")

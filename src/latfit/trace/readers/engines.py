@@ -285,7 +285,7 @@ def _flat_passes(source: Source, tally: Tally) -> Mapping[str, Array]:
 
 
 def trace_of_passes(rows: Rows, modes: Collection[str] = ("full",)) -> Trace:
-    columns, refused = {**rows.columns(), "idle": rows.numbers("B") == 0}, dict[str, int]()
+    columns, refused = {**rows.columns(), "idle": ~(rows.numbers("B") > 0)}, dict[str, int]()
     facts: dict[str, Any] = {"format": "dynamo", "capture_mode": "+".join(sorted(modes))}
     if set(modes) != {"full"}:
         facts["note"] = "sampled: steps between the samples are missing; DYN_FPM_MODE=full keeps them all"
