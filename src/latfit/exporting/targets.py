@@ -21,16 +21,14 @@ class Target:
 
 
 OPTIONS = {"model": "--model", "shapes": "--shape", "begins": "--begins"}
-ENGINES = "latfit.exporting.engines"
+ENGINES, BATCHES = "latfit.exporting.engines", "latfit.exporting.batches"
 TARGETS: dict[str, Target] = {
     "vllm": Target("vLLM: YAML for --config, and the command line", ENGINES, function="vllm"),
     "sglang": Target("SGLang: the command line", ENGINES, function="sglang"),
     "trtllm": Target("TensorRT-LLM: YAML for trtllm-serve --config", ENGINES, function="trtllm"),
     "llamacpp": Target("llama.cpp: the command line of llama-server", ENGINES, function="llamacpp"),
-    "triton": Target("Triton: config.pbtxt of every path, and a router for T_cut", "latfit.exporting.triton"),
-    "tensorrt": Target(
-        "TensorRT: optimisation profile, trtexec, warm-up shapes", "latfit.exporting.tensorrt", ("shapes",)
-    ),
+    "triton": Target("Triton: config.pbtxt of every path, and a router for T_cut", BATCHES, function="triton"),
+    "tensorrt": Target("TensorRT: optimisation profile, trtexec, warm-up shapes", BATCHES, ("shapes",), "tensorrt"),
     "kubernetes": Target(
         "Kubernetes and llm-d: vLLM's Deployment and Service, KEDA's schedule, prefill apart",
         "latfit.exporting.kubernetes",

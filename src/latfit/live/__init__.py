@@ -23,12 +23,6 @@ if TYPE_CHECKING:
         HttpTimeouts as HttpTimeouts,
     )
     from latfit.live.front.front import Front as Front, FrontOptions as FrontOptions
-    from latfit.live.front.rule import (
-        UNKNOWN_MS as UNKNOWN_MS,
-        describe_policy as describe_policy,
-        front_policy as front_policy,
-        reply_ms as reply_ms,
-    )
     from latfit.live.front.server import FrontServer as FrontServer
     from latfit.live.learner import BestForTail as BestForTail, Learner as Learner
     from latfit.live.metrics import LearnerMetrics as LearnerMetrics, RouterMetrics as RouterMetrics

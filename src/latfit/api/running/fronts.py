@@ -8,15 +8,19 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from latfit.api.answer import PlainAnswer, State
 from latfit.api.hardware import DEFAULT_PATH, profile_of
 from latfit.api.quantities import by_name, count, duration as in_ms, several
 from latfit.api.request import option_of, verb
 from latfit.api.requests import ServeRequest
-from latfit.errors import HardwareMissing, Interrupted, WrongUsage
+from latfit.errors import HardwareMissing, Interrupted, WrongUsage, refuse
+from latfit.hardware import ExecutionPath, PathLatency
 from latfit.live import Router, RouterOptions
-from latfit.policies import Settings
+from latfit.policies import PathTimes, Policy, Settings, named_policy
 from latfit.units import count_text, format_ms, parse_bytes
+from latfit.workload import parse_lengths
 
 if TYPE_CHECKING:
     from latfit.live import Front
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 SLOTS = 8
 OVERDUE, MIN_OVERDUE_S = 20.0, 1.0  # T(1) that a caller waits without a byte until its leaving shows a hung engine
 MIN_TOKEN = 8  # letters
+FRONT_POLICIES = ("gpu-only", "three-stage", "cutoff", "split")  # every batch is one request
+UNKNOWN_MS = 1000.0  # T(1) if none is given, for policies that do not use it
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 OPEN = " No token is set: anyone who can reach this host can send requests."
 
@@ -64,22 +70,18 @@ def serve(request: ServeRequest) -> PlainAnswer:
     slots = {name: given.get(name, SLOTS) for name in names}
     if request.hardware is not None:
         paths = profile_of(request.hardware).paths
-        times = {
-            name: live.reply_ms(paths[name], request.lengths, slots[name]) for name in names if name in paths
-        } | times
+        times = {name: reply_ms(paths[name], request.lengths, slots[name]) for name in names if name in paths} | times
     # One request is a batch for the main path (B1 = 1); T_cut by default is T(1) then, whatever the rate.
     settings = Settings(
         t_cut_ms=None if request.t_cut is None else in_ms(request.t_cut, "--t-cut"),
         B1=1,
         ageing_ms=math.inf if request.ageing is None else in_ms(request.ageing, "--ageing"),
     )
-    rule = live.front_policy(
-        request.policy or ("three-stage" if len(names) > 1 else "gpu-only"), names, times, settings
-    )
+    rule = front_policy(request.policy or ("three-stage" if len(names) > 1 else "gpu-only"), names, times, settings)
     waits = {"connect": request.connect, "first_byte": request.first_byte, "between": request.between}
     timeouts = live.HttpTimeouts(*(in_ms(value, option_of(ServeRequest, name)) / 1e3 for name, value in waits.items()))
     headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
-    t_ms = {name: times.get(name, live.UNKNOWN_MS) for name in names}
+    t_ms = {name: times.get(name, UNKNOWN_MS) for name in names}
     executors = [
         live.HttpExecutor(
             name,
@@ -108,9 +110,38 @@ def serve(request: ServeRequest) -> PlainAnswer:
         live.RequestSpans(front.router)
     aged = f", {format_ms(settings.ageing_ms)} of waiting worth one class" if math.isfinite(settings.ageing_ms) else ""
     ordered = f"; {' before '.join(classes)}{aged}" if classes else ""
-    how = f"{live.describe_policy(rule, slots, times)}{ordered}.{'' if token or request.host in LOOPBACK else OPEN}"
+    how = f"{describe_policy(rule, slots, times)}{ordered}.{'' if token or request.host in LOOPBACK else OPEN}"
     drain_s = in_ms(request.drain, "--drain", zero=True) / 1e3
     return asyncio.run(_run(live, front, request, drain_s, how))
+
+
+def reply_ms(path: ExecutionPath, lengths: str, slots: int) -> float:
+    """Return the time of a step with the prompt and of one for each further token, in full batches."""
+    drawn = parse_lengths(lengths).lengths(4096, np.random.default_rng(0))
+    prompt, output = (float(np.mean(each)) for each in drawn)
+    first = PathLatency(path, prompt).typical_ms(np.ones(1))
+    further = PathLatency(path, 1, prompt + output / 2).typical_ms(np.array([float(slots)]))
+    return float(first[0] + (output - 1) * further[0])
+
+
+def front_policy(name: str, names: list[str], times_ms: Mapping[str, float], settings: Settings) -> Policy:
+    """Return a policy for batches of one request. Raises WrongUsage."""
+    found = f"engines form their batches themselves, without {name!r}"
+    refuse(name not in FRONT_POLICIES, found, "--policy", f"Take one of {', '.join(FRONT_POLICIES)}.")
+    lacking = [each for each in names if each not in times_ms]
+    found = f"{name} needs the time of a reply of {' and '.join(lacking)}"
+    remedy = f"Give it (--times {''.join(lacking[:1])}=800ms), or --hardware with a fit of that name."
+    refuse(name != "gpu-only" and bool(lacking), found, "--times", remedy)
+    main, *side = (np.array([times_ms.get(each, UNKNOWN_MS)]) for each in names)
+    return named_policy(name, 1.0, PathTimes(main, side[0]) if side else PathTimes(main), settings)
+
+
+def describe_policy(rule: Policy, slots: Mapping[str, int], times_ms: Mapping[str, float]) -> str:
+    """`three-stage: gpu (8 slots, 800 ms a reply), cpu (2 slots, 3 s a reply); T_cut 800 ms`"""
+    replies = {name: f", {format_ms(each)} a reply" for name, each in times_ms.items()}
+    paths = [f"{name} ({count_text(count, 'slot')}{replies.get(name, '')})" for name, count in slots.items()]
+    cut_ms = rule.settings.get("t_cut_ms")
+    return f"{rule.name}: {', '.join(paths)}{'' if cut_ms is None else f'; T_cut {format_ms(cut_ms)}'}"
 
 
 def _import_front() -> Any:
