@@ -60,6 +60,7 @@ SAMPLED_FILES = 8  # whose provenance is read
 NEEDED = {*LOOKED_AT, *LABELS, "period_ms", "draft_tokens"}
 ABOUT = re.compile(r"(^|/)(README|LICEN[SC]E|NOTICE)[^/]*$|\.(md|rst|html|pdf|png|svg|crc)$", re.IGNORECASE)
 """Files about a folder."""
+NO_PARQUET = "no Parquet file, as which the files of a folder are read"
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,7 @@ def find_fragments(source: str | Path, options: Options) -> tuple[list[Any], int
     is_file = len(found) == 1 and str(source).endswith(Path(found[0].path).name)
     fragments, rows, bad = [], 0, []
     for fragment in sorted(found, key=lambda each: each.path):
+        head = b""
         try:
             head = fragment.open().read(HEAD_BYTES)
             if is_file and not head.startswith(PARQUET_MAGIC) and header_of(head):
@@ -214,7 +216,9 @@ def find_fragments(source: str | Path, options: Options) -> tuple[list[Any], int
         except MemoryError:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
-            bad.append((fragment.path, f"not a whole Parquet file ({first_line(error)})"))
+            broken = f"not a whole Parquet file ({first_line(error)})"
+            kind = broken if head.startswith(PARQUET_MAGIC) else NO_PARQUET if head else "the file is empty"
+            bad.append((fragment.path, kind))
     if not fragments and not bad:
         remedy = "Name the folder that holds the Parquet files of a trace."
         raise BadInput("holds no trace", where=str(source), remedy=remedy)
@@ -274,6 +278,8 @@ def summarise(fragment: Any, reading: Reading, time: str, limit: int = MAX_BINS,
 
 def unreadable(path: str, reason: str) -> BadInput:
     remedy = "Make it again or move it away, or leave it out: latfit ingest --skip-bad."
+    if reason == NO_PARQUET:
+        remedy = "Name tables and logs themselves, or leave them out: latfit ingest --skip-bad."
     return BadInput(reason, where=path, remedy=remedy)
 
 
