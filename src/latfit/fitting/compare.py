@@ -386,7 +386,7 @@ def change_over_starts(first: Sequence[Measured], other: Sequence[Measured], tol
 
 
 def _common_steps(first: FitResult, other: FitResult) -> dict[str, dict[str, FloatArray]]:
-    """Return steps on a geometric grid of the fits' common range, by phase, at the typical context."""
+    """Return steps on a geometric grid within the region both fits measured, by phase, at the typical context."""
     axes = []
     for name in ("B", "S"):
         low, high = (end(fit.domain[name][i] for fit in (first, other)) for i, end in enumerate((max, min)))
@@ -394,9 +394,12 @@ def _common_steps(first: FitResult, other: FitResult) -> dict[str, dict[str, Flo
     B, S = (np.asarray(axis.ravel(), dtype=np.float64) for axis in np.meshgrid(*axes))
     prefill = FitResult.holds_prefill(B, S) & (S > B) & (first.knows_prefill and other.knows_prefill)
     decode = axes[0][axes[0] >= axes[1][0] / 2]
-    phases = {DECODE: (decode, decode), UNKNOWN: (B[prefill], S[prefill])}
-    typical = first.typical or other.typical
-    return {phase: dict(with_typical_context({"B": B, "S": S}, typical)) for phase, (B, S) in phases.items() if len(B)}
+    found, typical = {}, first.typical or other.typical
+    for phase, sizes in {DECODE: (decode, decode), UNKNOWN: (B[prefill], S[prefill])}.items():
+        measured = ~(first.outside_support(*sizes) | other.outside_support(*sizes))
+        if measured.any():
+            found[phase] = dict(with_typical_context({"B": sizes[0][measured], "S": sizes[1][measured]}, typical))
+    return found
 
 
 def _compare_fits(first: FitResult, other: FitResult, phase: str, columns: Mapping[str, FloatArray]) -> _Phase:
