@@ -205,32 +205,44 @@ def fade(grid: Grid, measured: NDArray[np.bool_]) -> FloatArray:
     return np.where(grid.in_range, np.maximum(1 - distance / FADE, 0.0), 0.0)
 
 
+@dataclass(frozen=True, eq=False)
+class Smoothed:
+    """What some rows teach about the nodes of a grid."""
+
+    grid: Grid
+    tables: Sequence[FloatArray]  # after 0, 1, ... smoothing rounds
+    support: FloatArray  # steps at each node
+    log_ms: FloatArray  # ln of the model's latency at each node
+
+    def at_strength(self, smoothing: Smoothing) -> FloatArray:
+        """Return the table of a correction: that of the chosen rounds, with latency falling by no more than noise."""
+        grid = self.grid
+        table, free = np.choose(grid.kinds(), [self.tables[number] for number in smoothing.rounds]), may_fall(grid)
+        rising = make_monotone(fit_isotonic(self.log_ms + table, free, self.support), free) - self.log_ms
+        return np.clip(table, rising - smoothing.noise / 2, rising + smoothing.noise / 2)
+
+
 def smooth_residuals(
-    data: Rows, rows: NDArray[np.intp], log_ratio: FloatArray, smoothing: Smoothing
-) -> Iterator[tuple[Grid, FloatArray]]:
-    """Yield each grid and the table learnt from rows (k,) with ln(observed/model) (k,)."""
+    data: Rows, rows: NDArray[np.intp], log_ratio: FloatArray, rounds: int, model: Formula
+) -> Iterator[Smoothed]:
+    """Smooth ln(observed/model) (k,) of rows (k,) on each grid."""
     by_row = np.zeros(len(data))
     by_row[rows] = log_ratio
     for grid in build_grids(data):
-        rounds = smooth_in_rounds(grid, rows[grid.rows[rows]], by_row, data.weights, max(smoothing.rounds))
-        tables = [np.zeros(grid.shape), *rounds]
-        yield grid, np.choose(grid.kinds(), [tables[number] for number in smoothing.rounds])
+        own = rows[grid.rows[rows]]
+        tables = [np.zeros(grid.shape), *smooth_in_rounds(grid, own, by_row, data.weights, rounds)]
+        support = np.bincount(grid.nearest[own], data.weights[own], tables[0].size).reshape(grid.shape)
+        log_ms = np.log(np.maximum(model(_steps_at_nodes(grid, tuple(data.steps))), 1e-300)).reshape(grid.shape)
+        yield Smoothed(grid, tables, support, log_ms)
 
 
 def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, model: Formula) -> Correction:
     """Learn the correction from all rows; log_ratio: ln(observed/model) (n,)."""
-    tables = []
-    for grid, table in smooth_residuals(data, np.arange(len(data)), log_ratio, smoothing):
-        log_ms = np.log(np.maximum(model(_steps_at_nodes(grid, tuple(data.steps))), 1e-300)).reshape(grid.shape)
-        support = np.zeros(grid.shape)
-        np.add.at(support.ravel(), grid.nearest[grid.rows], data.weights[grid.rows])
-        free = may_fall(grid)
-        rising = make_monotone(fit_isotonic(log_ms + table, free, support), free) - log_ms
-        tables.append((grid.nodes, np.clip(table, rising - smoothing.noise / 2, rising + smoothing.noise / 2)))
+    tables = list(smooth_residuals(data, np.arange(len(data)), log_ratio, max(smoothing.rounds), model))
     found = None
-    for nodes, values in reversed(tables):
-        rounded = {name: np.round(each, DECIMALS) for name, each in nodes.items()}
-        found = Correction(rounded, np.round(values, DECIMALS).ravel(), found)
+    for each in reversed(tables):
+        rounded = {name: np.round(x, DECIMALS) for name, x in each.grid.nodes.items()}
+        found = Correction(rounded, np.round(each.at_strength(smoothing), DECIMALS).ravel(), found)
     assert found is not None
     return found
 

@@ -1,6 +1,6 @@
 """Model selection by cross-validation (`--model auto`), and the choice of discrete parameters by an extended BIC.
 
-The simplest candidate within one standard error of the best wins: docs/theory/fitting.md, "Model selection".
+The simplest candidate within a tolerance of the best wins: docs/theory/fitting.md, "Model selection".
 """
 
 import itertools
@@ -312,14 +312,8 @@ def _possible(names: Sequence[str], options: FitOptions) -> list[str]:
 
 def simplest(scores: Mapping[str, Score], rows: int) -> str:
     """Return the simplest candidate within the tolerance of the best (docs/theory/fitting.md, "Model selection")."""
+    scores = _without_losers(scores)
     best = min(scores.values(), key=lambda score: score.mape_pct)
-    if (line := scores.get("linear")) is not None:
-        even = {
-            name: score for name, score in scores.items() if _is_within(WORSE_IN_PHASE, score.by_phase, line.by_phase)
-        }
-        least = min(even.values(), key=lambda score: score.mape_pct)
-        if least.mape_pct <= WORSE_BEYOND * best.mape_pct:
-            scores, best = even, least
     most = min(GIVEN_UP, GIVEN_UP_SHARE * best.mape_pct) * max(1.0, MANY_ROWS / rows)
 
     def is_good(score: Score) -> bool:
@@ -328,6 +322,15 @@ def simplest(scores: Mapping[str, Score], rows: int) -> str:
 
     names = [name for name, score in scores.items() if score is best or is_good(score)]
     return min(names, key=lambda name: (scores[name].free, scores[name].mape_pct))
+
+
+def _without_losers(scores: Mapping[str, Score]) -> Mapping[str, Score]:
+    """Leave out candidates that lose to the line in some phase, unless all others are worse on the whole."""
+    if (line := scores.get("linear")) is None:
+        return scores
+    even = {name: score for name, score in scores.items() if _is_within(WORSE_IN_PHASE, score.by_phase, line.by_phase)}
+    best, least = (min(score.mape_pct for score in some.values()) for some in (scores, even))
+    return even if least <= WORSE_BEYOND * best else scores
 
 
 def _is_within(ratio: float, errors: Sequence[float], reference: Sequence[float]) -> bool:
@@ -355,10 +358,8 @@ def paired_error(a: Score, b: Score) -> float:
 
 
 def _reason(name: str, scores: Mapping[str, Score]) -> str:
-    best = min(
-        (other for other in scores if name == FLATTEST[0] or other != FLATTEST[0]),
-        key=lambda other: scores[other].mape_pct,
-    )
+    rivals = {other: score for other, score in scores.items() if name == FLATTEST[0] or other != FLATTEST[0]}
+    best = min(_without_losers(rivals), key=lambda other: scores[other].mape_pct)
     own = scores[name]
     beside = [
         f"{other} {scores[other].mape_pct:.1f} %" for other in REFERENCE_MODELS if other in scores and other != name
@@ -367,6 +368,6 @@ def _reason(name: str, scores: Mapping[str, Score]) -> str:
     if name == best:
         return f"{name} predicts held-out steps best: {own.mape_pct:.1f} % with {own.free} parameters{against}."
     return (
-        f"{name} is the simplest model within one standard error of the best: {own.mape_pct:.1f} % with {own.free} "
+        f"{name} is the simplest model within the tolerance of the best: {own.mape_pct:.1f} % with {own.free} "
         f"parameters, {best} {scores[best].mape_pct:.1f} % with {scores[best].free}{against}."
     )

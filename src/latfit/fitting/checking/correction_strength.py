@@ -1,12 +1,14 @@
 """Choice of a correction's strength: as many smoothing rounds, by kind of steps, as held-out rows pay for."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.checking.crossval import (
     EXACT,
+    PHASE_ROWS_IN_FOLD,
     HeldOut,
     LeftOut,
     assign_folds,
@@ -15,7 +17,7 @@ from latfit.fitting.checking.crossval import (
     joined_parts,
     left_out_parts,
 )
-from latfit.fitting.correction import BANDWIDTHS, KINDS, Grid, Smoothing, build_grids, kinds_of, smooth_in_rounds
+from latfit.fitting.correction import BANDWIDTHS, KINDS, Smoothed, Smoothing, build_grids, kinds_of
 from latfit.fitting.data import FitData
 from latfit.fitting.problem import FitOptions
 from latfit.model import features_of
@@ -35,45 +37,66 @@ class ChosenCorrection:
 
 
 @dataclass(frozen=True, eq=False)
-class _Path:
+class _Fold:
     part: LeftOut
-    log_ratio: FloatArray  # ln(observed/predicted) of the rows left out (rounds + 1, m)
-    kind: NDArray[np.int64]  # of these rows (m,)
-    errors: FloatArray  # mean error in percent (rounds + 1, 3), NaN for kinds with too few rows
+    smoothed: Sequence[Smoothed]
+    kind: NDArray[np.int64]  # of the rows left out (m,)
+    log_ratio: FloatArray  # ln(observed/predicted) after 0, 1, ... rounds (rounds + 1, m), without the limit of falls
+    errors: FloatArray  # mean error in percent by kind (rounds + 1, 3), NaN for kinds with too few rows
 
-    def at(self, rounds: tuple[int, int, int]) -> FloatArray:
-        return np.asarray(self.log_ratio[np.array(rounds)[self.kind], np.arange(len(self.kind))])
+    def missed(self, rounds: NDArray[np.intp]) -> FloatArray:
+        """Return the log ratios (m,) after these rounds by kind (3,)."""
+        return np.asarray(self.log_ratio[rounds[self.kind], np.arange(len(self.kind))])
 
 
 def choose_correction(
     data: FitData, options: FitOptions, theta: FloatArray, *, always: bool = False
 ) -> ChosenCorrection | None:
-    """Choose the strength of a correction; None with too few rows. always: take the best above zero if none pays."""
+    """Choose the strength of a correction; None with too few rows. always: take the best above zero if none pays.
+
+    Whether it pays is judged by the tables that would be stored, each fold's with the strength the others choose.
+    """
     fold = assign_folds(data, options.seed)[1]
     cells = int(data.known_cell.max(initial=-1)) + 1
-    grids = build_grids(data)
-    if not grids or len(data) < MIN_ROWS or cells < MIN_CELLS or int(fold.max()) == 0:
+    if not build_grids(data) or len(data) < MIN_ROWS or cells < MIN_CELLS or int(fold.max()) == 0:
         return None
     features = features_of(data.steps)
     kind = kinds_of(features["D"], features["P"])
     blocks = list(by_fold(fold))
     repeated = _repeated_kinds(data, kind)
     repeats = list(by_fold(fold_rows(data, options.seed))) if repeated.any() else []
-    every = left_out_parts(data, options.of_formula, theta, [*blocks, *repeats])
-    if len(every) < len(blocks) + len(repeats):
+    parts = left_out_parts(data, options.of_formula, theta, [*blocks, *repeats])
+    if len(parts) < len(blocks) + len(repeats):
         return None
-    all_paths = [_smooth_fold(data, grids, part, kind) for part in every]
-    for path in all_paths[len(blocks) :]:
-        path.errors[:, ~repeated] = np.nan
-    rounds, smoothing = _best_rounds(all_paths, always), None
-    corrected = every[: len(blocks)]
-    if any(rounds):
-        corrected = [replace(path.part, log_ratio=path.at(rounds)) for path in all_paths[: len(blocks)]]
-        off = np.abs(np.concatenate([path.at(rounds) for path in all_paths]))
-        smoothing = Smoothing(rounds, MAD_TO_SIGMA * float(np.median(off)))
-    held_out = joined_parts(data, corrected)
+    folds = [_smooth_fold(data, part, kind) for part in parts]
+    for each in folds[len(blocks) :]:
+        each.errors[:, ~repeated] = np.nan
+    errors, count = np.stack([each.errors for each in folds]), np.bincount(kind, minlength=len(KINDS))
+    leader = int(np.argmax(count))
+    used = np.array([number if count[number] >= MIN_KIND_ROWS else leader for number in KINDS])
+    best = _best_rounds(errors)[used]
+    pays = np.array([always or _pays(errors[:, 0, each], errors[:, best[each], each]) for each in used])
+    noise = MAD_TO_SIGMA * float(np.median(np.abs(np.concatenate([each.missed(best * pays) for each in folds]))))
+    smoothing = None
+    while pays.any():
+        corrected = []
+        for number, each in enumerate(folds):
+            others = _best_rounds(np.delete(errors, number, axis=0))[used]
+            corrected.append(each.part.corrected(each.smoothed, _smoothing(others * pays, noise)))
+        after = np.stack([_errors(data, part.test, part.log_ratio, kind) for part in corrected])
+        still = pays & np.array([always or _pays(errors[:, 0, each], after[:, each]) for each in used])
+        if np.array_equal(still, pays):
+            smoothing, parts = _smoothing(best * pays, noise), corrected
+            break
+        pays = still
+    held_out = joined_parts(data, parts[: len(blocks)])
     assert held_out is not None
     return ChosenCorrection(smoothing, held_out)
+
+
+def _smoothing(rounds: NDArray[np.intp], noise: float) -> Smoothing:
+    decode, prefill, mixed = rounds.tolist()
+    return Smoothing((decode, prefill, mixed), noise)
 
 
 def _repeated_kinds(data: FitData, kind: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -84,42 +107,39 @@ def _repeated_kinds(data: FitData, kind: NDArray[np.int64]) -> NDArray[np.bool_]
     return np.asarray((rows >= np.maximum(2 * cells, MIN_KIND_ROWS)) & (not data.in_time))
 
 
-def _smooth_fold(data: FitData, grids: list[Grid], part: LeftOut, kind: NDArray[np.int64]) -> _Path:
-    missed = np.zeros(len(data))
-    missed[part.train] = part.missed(data)
+def _smooth_fold(data: FitData, part: LeftOut, kind: NDArray[np.int64]) -> _Fold:
+    smoothed = part.smoothed(data, len(BANDWIDTHS))
     log_ratio = np.tile(part.log_ratio, (len(BANDWIDTHS) + 1, 1))
-    for grid in grids:
-        train, test = part.train[grid.rows[part.train]], np.flatnonzero(grid.rows[part.test])
-        for number, table in enumerate(smooth_in_rounds(grid, train, missed, data.weights, len(BANDWIDTHS)), start=1):
-            log_ratio[number, test] -= grid.at(table, part.test[test])
-    own = kind[part.test]
-    return _Path(part, log_ratio, own, np.array([_errors(data, part, each, own) for each in log_ratio]))
+    for each in smoothed:
+        test = np.flatnonzero(each.grid.rows[part.test])
+        for number, table in enumerate(each.tables):
+            log_ratio[number, test] -= each.grid.at(table, part.test[test])
+    errors = np.array([_errors(data, part.test, missed, kind) for missed in log_ratio])
+    return _Fold(part, smoothed, kind[part.test], log_ratio, errors)
 
 
-def _errors(data: FitData, part: LeftOut, log_ratio: FloatArray, kind: NDArray[np.int64]) -> FloatArray:
-    weights = data.weights[part.test]
-    ape = 100 * np.abs(np.expm1(-log_ratio))
-    with np.errstate(invalid="ignore"):
-        return np.maximum(np.bincount(kind, weights * ape, len(KINDS)) / np.bincount(kind, weights, len(KINDS)), EXACT)
+def _errors(data: FitData, rows: NDArray[np.intp], log_ratio: FloatArray, kind: NDArray[np.int64]) -> FloatArray:
+    """Return the mean errors in percent by kind (3,) of rows (m,); NaN for kinds with too few of them."""
+    weights, of = data.weights[rows], kind[rows]
+    steps = np.bincount(of, weights, len(KINDS))
+    ape = np.bincount(of, weights * 100 * np.abs(np.expm1(-log_ratio)), len(KINDS))
+    return np.where(steps >= PHASE_ROWS_IN_FOLD, np.maximum(ape / np.maximum(steps, 1e-300), EXACT), np.nan)
 
 
-def _best_rounds(paths: list[_Path], always: bool) -> tuple[int, int, int]:
-    """Return the rounds of each kind of steps with the least error; kinds with few rows have those of the largest."""
-    count = np.bincount(np.concatenate([path.kind for path in paths]), minlength=len(KINDS))
-    found = [_best_of_kind(paths, number, always) if count[number] >= MIN_KIND_ROWS else None for number in KINDS]
-    common = found[int(np.argmax(count))] or 0
-    decode, prefill, mixed = (common if each is None else each for each in found)
-    return decode, prefill, mixed
+def _best_rounds(errors: FloatArray) -> NDArray[np.intp]:
+    """Return the rounds above zero with the least error by kind (3,), from errors (folds, rounds + 1, 3)."""
+    logs = np.log(errors)
+    known = np.isfinite(logs)
+    mean = np.where(known, logs, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    return 1 + np.argmin(mean[1:], axis=0)
 
 
-def _best_of_kind(paths: list[_Path], kind: int, always: bool) -> int | None:
-    errors = np.array([path.errors[:, kind] for path in paths])
-    errors = errors[np.isfinite(errors[:, 0])]
-    if len(errors) < 2:
-        return None
-    mean = np.exp(np.mean(np.log(errors), axis=0))
-    best = 1 + int(np.argmin(mean[1:]))
-    gain = errors[:, 0] - errors[:, best]
-    error = float(np.std(gain, ddof=1) / np.sqrt(len(gain)))
-    pays = mean[0] - mean[best] > max(MIN_GAIN_PCT, MIN_GAIN_SHARE * mean[0]) and float(np.mean(gain)) > error
-    return best if always or pays else 0
+def _pays(before: FloatArray, after: FloatArray) -> bool:
+    """Return whether errors (folds,) fall by enough to be worth a table, and by more than one standard error."""
+    known = np.isfinite(before)
+    if known.sum() < 2:
+        return False
+    whole, rest = (float(np.exp(np.mean(np.log(each[known])))) for each in (before, after))
+    gain = (before - after)[known]
+    error = float(np.std(gain, ddof=1)) / np.sqrt(len(gain))
+    return whole - rest > max(MIN_GAIN_PCT, MIN_GAIN_SHARE * whole) and float(gain.mean()) > error

@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from latfit.fitting.correction import Smoothing, smooth_residuals
+from latfit.fitting.correction import Smoothed, Smoothing, smooth_residuals
 from latfit.fitting.data import FitData, Rows
-from latfit.fitting.problem import FitOptions, FitProblem, collapsed, log_ratios, make_problem
+from latfit.fitting.problem import FitOptions, FitProblem, collapsed, formula_of, log_ratios, make_problem
 from latfit.fitting.solver.solve import refitted_all
 from latfit.model import CONTEXT, CrossValidation, HeldOutErrors, Separable
 from latfit.stats import FloatArray, distinct, error_metrics, weighted_quantile, weighted_quantiles
@@ -132,7 +132,8 @@ def held_out(data: FitData, options: FitOptions, theta: FloatArray, folds: Itera
     """Fit each fold with enough training rows from theta and predict its test rows; None if no fold is left."""
     parts = left_out_parts(data, options.of_formula, theta, folds)
     if options.correction is not None:
-        parts = [part.corrected(data, options.correction) for part in parts]
+        rounds = max(options.correction.rounds)
+        parts = [part.corrected(part.smoothed(data, rounds), options.correction) for part in parts]
     return joined_parts(data, parts)
 
 
@@ -155,14 +156,16 @@ class LeftOut:
     problem: FitProblem
     theta: FloatArray
 
-    def missed(self, data: Rows) -> FloatArray:
-        return log_ratios(self.problem, self.theta, data.at(self.train))
+    def smoothed(self, data: Rows, rounds: int) -> list[Smoothed]:
+        """Return what the training rows' residuals teach, by grid."""
+        missed = log_ratios(self.problem, self.theta, data.at(self.train))
+        return list(smooth_residuals(data, self.train, missed, rounds, formula_of(self.problem, self.theta)))
 
-    def corrected(self, data: Rows, smoothing: Smoothing) -> "LeftOut":
+    def corrected(self, smoothed: Sequence[Smoothed], smoothing: Smoothing) -> "LeftOut":
         log_ratio = self.log_ratio.copy()
-        for grid, table in smooth_residuals(data, self.train, self.missed(data), smoothing):
-            own = grid.rows[self.test]
-            log_ratio[own] -= grid.at(table, self.test[own])
+        for each in smoothed:
+            own = each.grid.rows[self.test]
+            log_ratio[own] -= each.grid.at(each.at_strength(smoothing), self.test[own])
         return replace(self, log_ratio=log_ratio)
 
 
@@ -211,14 +214,17 @@ def _held(data: Rows, whole: FitProblem, train: NDArray[np.intp]) -> set[str]:
 
 
 PHASE_ROWS = 30  # fewest steps of a phase that is judged separately
+PHASE_ROWS_IN_FOLD = PHASE_ROWS // FOLDS  # in a fold with fewer its mean error is luck
 
 
 def errors_by_phase(data: FitData, rows: NDArray[np.intp], ape: FloatArray) -> dict[str, float]:
-    """Return the mean of errors ape (k,) of rows (k,) in percent, by phase with PHASE_ROWS steps or more."""
+    """Return the mean of errors ape (k,) of rows (k,) in percent, by phase with enough steps in all and among them."""
     found = {}
     for name, inside in data.by_phase.items():
-        if (some := inside[rows]).any() and data.weights[inside].sum() >= PHASE_ROWS:
-            found[name] = max(float(np.average(ape[some], weights=data.weights[rows[some]])), EXACT)
+        some = inside[rows]
+        weights = data.weights[rows[some]]
+        if weights.sum() >= PHASE_ROWS_IN_FOLD and data.weights[inside].sum() >= PHASE_ROWS:
+            found[name] = max(float(np.average(ape[some], weights=weights)), EXACT)
     return found
 
 
