@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from latfit.fitting.bootstrap import DoubtOptions, doubts
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
 from latfit.fitting.checking.crossval import cross_validate
 from latfit.fitting.data import fit_data, rows_of
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
-from latfit.fitting.uncertainty.intervals import DoubtOptions, doubts
 from latfit.model.saturation import Saturation
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace

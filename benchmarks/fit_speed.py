@@ -19,7 +19,7 @@ from benchmarks.timing import paired
 from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
-from latfit.fitting.solver.loss import RHO
+from latfit.fitting.solver.objective import RHO
 from latfit.fitting.solver.solve import solve
 from latfit.model.features import StepTable
 from latfit.model.saturation import Saturation

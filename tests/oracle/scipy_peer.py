@@ -5,7 +5,7 @@ from scipy.optimize import least_squares
 
 from latfit.fitting.problem import FitProblem
 from latfit.fitting.solver.levenberg_marquardt import Descents, Minimum
-from latfit.fitting.solver.loss import RHO
+from latfit.fitting.solver.objective import RHO
 from latfit.stats import FloatArray, weighted_quantile
 
 RANDOM_SPREAD = 2.0

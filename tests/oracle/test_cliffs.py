@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 import latfit
-from latfit.fitting.diagnostics.cliffs import LEVEL, cliffs_of, measured_sizes
+from latfit.fitting.checking.cliffs import LEVEL, cliffs_of, measured_sizes
 from latfit.model import Cliff, Cliffs, FitResult
 from latfit.planning.support import above_cliffs
 from latfit.stats import FloatArray

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.fitting.checking.autocorrelation import long_run_variance as long_run_variance
+    from latfit.fitting.bootstrap import DoubtOptions as DoubtOptions
+    from latfit.fitting.checking.drift import long_run_variance as long_run_variance
+    from latfit.fitting.checking.messages import keeps_out as keeps_out
     from latfit.fitting.checking.same_machine import (
         MachineCheck as MachineCheck,
         check_alike as check_alike,
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
         changes_between as changes_between,
         model_error_sd as model_error_sd,
     )
-    from latfit.fitting.diagnostics.messages import keeps_out as keeps_out
     from latfit.fitting.fit import fit_trace as fit_trace
     from latfit.fitting.many_fits import FitTask as FitTask, failed_fit as failed_fit, fit_all as fit_all
     from latfit.fitting.prediction import (
@@ -34,6 +35,5 @@ if TYPE_CHECKING:
     )
     from latfit.fitting.problem import FitOptions as FitOptions
     from latfit.fitting.sensitivity import Sensitivity as Sensitivity, sensitivity_of as sensitivity_of
-    from latfit.fitting.uncertainty.intervals import DoubtOptions as DoubtOptions
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -8,29 +8,29 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
+from latfit.errors import WrongUsage
+from latfit.fitting.bootstrap import DoubtOptions, check, doubts
+from latfit.fitting.checking.cliffs import find_cliffs
 from latfit.fitting.checking.conformal import later_rows, prediction_intervals
+from latfit.fitting.checking.contradictions import contradictions, pooled_systems
 from latfit.fitting.checking.crossval import HeldOut, cross_validate, further_validation
-from latfit.fitting.checking.step_noise import with_noise
-from latfit.fitting.correction import fit_correction
-from latfit.fitting.data import FitData, fit_data
-from latfit.fitting.diagnostics.cliffs import find_cliffs
-from latfit.fitting.diagnostics.contradictions import contradictions
-from latfit.fitting.diagnostics.diagnose import diagnose
-from latfit.fitting.diagnostics.messages import (
+from latfit.fitting.checking.diagnose import diagnose
+from latfit.fitting.checking.messages import (
     EXPLAINED_BY_POOLING,
     cautions,
     cliff_notes,
     missing_intervals,
 )
-from latfit.fitting.diagnostics.pooled import pooled_systems
-from latfit.fitting.model_selection import corrected, resolved
+from latfit.fitting.checking.step_noise import with_noise
+from latfit.fitting.correction import fit_correction
+from latfit.fitting.covariance import line_as_good, without_bends
+from latfit.fitting.data import FitData, fit_data
+from latfit.fitting.model_selection import corrected, is_auto, resolved
 from latfit.fitting.problem import FitOptions, FitProblem, formula_of, log_ratios, make_problem
 from latfit.fitting.solver.solve import Solution, solved_once
-from latfit.fitting.uncertainty.intervals import DoubtOptions, check, doubts
-from latfit.fitting.uncertainty.report import line_as_good, without_bends
-from latfit.fitting.windows import is_spread_known, largest_step, options_of_windows, window_warning
 from latfit.messages import Message as LatfitWarning, message
 from latfit.model import (
+    CORRECTION,
     Baseline,
     Correction,
     CrossValidation,
@@ -45,7 +45,52 @@ from latfit.model import (
 )
 from latfit.records import to_builtins
 from latfit.stats import FloatArray, error_metrics
-from latfit.trace import Trace, are_window_means, identity_of
+from latfit.trace import Trace, are_window_means, facts_of, identity_of
+
+LINEAR = ("constant", "linear")  # models whose mean over a window equals the latency of its mean step
+
+
+def is_spread_known(trace: Trace) -> bool:
+    return "B_sd" in trace and bool(np.any(trace.floats("B_sd") > 0))
+
+
+def options_of_windows(trace: Trace, options: FitOptions) -> FitOptions:
+    """Return options for window means. Raises WrongUsage for a correction of them."""
+    if options.model.endswith(CORRECTION):
+        raise WrongUsage(
+            f"the rows are means over windows, which do not know enough for {CORRECTION}",
+            where="--model",
+            remedy=f"Leave {CORRECTION} out, or record single steps.",
+        )
+    if is_auto(options.model) and not is_spread_known(trace):
+        return replace(options, model="auto", candidates=LINEAR)
+    return options
+
+
+def window_warning(model: str, spread_known: bool) -> LatfitWarning:
+    found = "The rows are means over windows, each fitted as its mean step"
+    tails = "how single steps scatter is not in them, so intervals are those of windows"
+    if spread_known:
+        return message("window_means", what=f"{found}; {tails}.", remedy="Record single steps to plan for percentiles.")
+    so = "so only what is linear in B and S is identifiable"
+    if model not in LINEAR:
+        so = f"so the bends of {model} may be those of the windows"
+    remedy = "Give their standard deviations (columns B_sd and S_sd), or record single steps."
+    return message("window_means", what=f"{found}, and their spread is not known, {so}; {tails}.", remedy=remedy)
+
+
+def largest_step(trace: Trace) -> dict[str, float]:
+    """Return bounds of B and S of a step; 0 where a file of the trace states none.
+
+    A step with a whole prompt is in its window, though in no mean.
+    """
+    sources = facts_of(trace.provenance).sources
+    stated = {
+        "B": [each.largest_step_requests or 0.0 for each in sources],
+        "S": [each.largest_step_tokens or 0.0 for each in sources],
+    }
+    return {name: max(bounds) if min(bounds) > 0 else 0.0 for name, bounds in stated.items()}
+
 
 BASELINES = ("constant", "linear", "saturation")
 

@@ -1,11 +1,13 @@
 """Fit many systems in parallel, one process per processor core: a fit is many short NumPy calls under the GIL.
 
-Not by `multiprocessing`, which would import the user's script.
+Not by `multiprocessing`, which would import the user's script. Of very many systems some are fitted with every model,
+the others with those that win often.
 """
 
 import os
 import pickle
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
@@ -14,15 +16,40 @@ from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
 from latfit.errors import LatfitError, first_line
+from latfit.fitting.bootstrap import DoubtOptions
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.model_selection import is_auto
 from latfit.fitting.problem import FitOptions
-from latfit.fitting.shortlist import Shortlist, shortlist_of
-from latfit.fitting.uncertainty.intervals import DoubtOptions
 from latfit.messages import message
-from latfit.model import FitResult, FitStatus
+from latfit.model import CORRECTION, FitResult, FitStatus
 from latfit.threads import on_threads
 from latfit.trace import Trace
+
+WON_SHARE = 0.1
+ALWAYS = ("constant", "linear")
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """Models to try (and CORRECTION), and the largest held-out error in percent of the systems that chose them."""
+
+    models: tuple[str, ...]
+    error_pct: float
+
+    def holds(self, found: FitResult) -> bool:
+        error = found.cross_validation.mape_pct
+        return error is not None and error <= self.error_pct
+
+
+def shortlist_of(probed: Sequence[FitResult]) -> Shortlist | None:
+    """Return the models that won often enough; None where no probed system compared models."""
+    compared = [found for found in probed if found.cross_validation.selection and found.cross_validation.mape_pct]
+    won = Counter(found.model for found in compared)
+    won[CORRECTION] = sum(found.correction is not None for found in compared)
+    chosen = [name for name, times in won.items() if times and times >= WON_SHARE * len(compared)]
+    errors = [found.cross_validation.mape_pct or 0.0 for found in compared]
+    return Shortlist(tuple(dict.fromkeys([*ALWAYS, *chosen])), max(errors)) if errors else None
+
 
 SERVE = "from latfit.fitting.many_fits import serve; serve()"
 SEVERAL = 8  # systems from which processes pay; each takes half a second to start

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from latfit.errors import WrongUsage
 from latfit.fitting.correction import Formula, Smoothing
 from latfit.fitting.data import Rows, numbered
-from latfit.fitting.solver.loss import RHO
 from latfit.model import LatencyModel, Parameter, Separable, Steps, StepTable, model_named
 from latfit.stats import FloatArray, by_group, weighted_quantile
 
@@ -105,6 +104,7 @@ def scales(
 
 
 RESIDUALS = ("relative", "absolute")
+LOSSES = ("linear", "huber", "soft_l1", "tukey")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class FitOptions:
     """Options of a fit; values of parameters are in their unit."""
 
     model: str = "auto"  # A model's name, or `auto`
-    loss: str = "huber"  # robust loss, see `solver.loss`
+    loss: str = "huber"  # robust loss, see LOSSES
     residuals: str = "relative"  # see RESIDUALS
     fixed: Mapping[str, float] = field(default_factory=dict)
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -277,7 +277,7 @@ def _check_options(model: LatencyModel, options: FitOptions) -> None:
             meaning = parameters[name].meaning
             refuse(f"{name} = {value:g} is not possible", "--fix", f"Give a number {least} zero ({meaning}).")
     for option, chosen, known in (
-        ("--set loss", options.loss, tuple(RHO)),
+        ("--set loss", options.loss, LOSSES),
         ("--set residuals", options.residuals, RESIDUALS),
         ("--set weights", options.weights, WEIGHTS),
     ):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from latfit.fitting.bootstrap import SCHEMES, bootstrap
+from latfit.fitting.covariance import uncertainty
 from latfit.fitting.data import fit_data, rows_of
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
-from latfit.fitting.uncertainty.bootstrap import SCHEMES, bootstrap
-from latfit.fitting.uncertainty.covariance import uncertainty
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from latfit.fitting.checking.contradictions import contradictions
 from latfit.fitting.data import fit_data
-from latfit.fitting.diagnostics.contradictions import contradictions
 from latfit.fitting.fit import fit_trace
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace

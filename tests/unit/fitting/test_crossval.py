@@ -8,8 +8,8 @@ import pytest
 from latfit.fitting.checking.crossval import (
     cross_validate,
 )
+from latfit.fitting.checking.drift import change_point, drift
 from latfit.fitting.data import fit_data
-from latfit.fitting.diagnostics.drift import change_point, drift
 from latfit.fitting.problem import FitOptions
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace

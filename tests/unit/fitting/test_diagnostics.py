@@ -5,12 +5,12 @@ import pytest
 from scipy.special import kolmogorov
 
 from latfit.fitting.checking.crossval import cross_validate
+from latfit.fitting.checking.diagnose import error_parts, lack_of_fit
+from latfit.fitting.checking.drift import kolmogorov_tail
+from latfit.fitting.covariance import uncertainty
 from latfit.fitting.data import fit_data, rows_of
-from latfit.fitting.diagnostics.diagnose import error_parts, lack_of_fit
-from latfit.fitting.diagnostics.drift import kolmogorov_tail
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
-from latfit.fitting.uncertainty.covariance import uncertainty
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
 

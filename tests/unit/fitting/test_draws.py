@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from latfit.fitting.bootstrap import DoubtOptions, from_covariance
+from latfit.fitting.covariance import relative_error_at, uncertainty
 from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
-from latfit.fitting.uncertainty.bootstrap import from_covariance
-from latfit.fitting.uncertainty.covariance import relative_error_at, uncertainty
-from latfit.fitting.uncertainty.intervals import DoubtOptions
 from latfit.model.fit_result import STORED_DRAWS, FitResult, parameter_draws
 from tests.conftest import planted_trace
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from latfit.errors import WrongUsage
+from latfit.fitting.covariance import uncertainty
 from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
-from latfit.fitting.uncertainty.covariance import uncertainty
 from latfit.model.fit_result import FitStatus
 from latfit.model.registry import FAMILY
 from latfit.trace.table import Trace

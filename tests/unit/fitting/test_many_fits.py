@@ -8,8 +8,8 @@ import pytest
 import latfit
 from latfit.errors import BadInput, WrongUsage
 from latfit.fitting import many_fits
+from latfit.fitting.bootstrap import DoubtOptions
 from latfit.fitting.problem import FitOptions
-from latfit.fitting.uncertainty.intervals import DoubtOptions
 from latfit.trace.table import Trace
 
 SYSTEMS, ROWS = 5, 24

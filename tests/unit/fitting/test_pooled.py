@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from latfit.fitting.checking.contradictions import pooled_systems
 from latfit.fitting.data import fit_data
-from latfit.fitting.diagnostics.pooled import pooled_systems
 from latfit.trace import Trace
 
 RNG_SEEDS = range(200)

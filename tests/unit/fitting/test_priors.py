@@ -4,10 +4,10 @@ Bayesian posterior, which has a closed form."""
 import numpy as np
 import pytest
 
+from latfit.fitting.covariance import uncertainty
 from latfit.fitting.data import rows_of
 from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.solve import Solution, solve
-from latfit.fitting.uncertainty.covariance import uncertainty
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 

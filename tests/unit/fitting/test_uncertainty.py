@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
+from latfit.fitting.covariance import condition_number, decompose, relative_error_at, uncertainty
 from latfit.fitting.data import rows_of
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
-from latfit.fitting.uncertainty.covariance import relative_error_at, uncertainty
-from latfit.fitting.uncertainty.identifiability import condition_number, decompose
 from latfit.model.saturation import Saturation
 from latfit.stats import FloatArray
 from tests.conftest import REFERENCE, planted_trace, rich_design

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.checking.autocorrelation import Persistence, by_run, clipped, persistence
 from latfit.fitting.checking.crossval import HeldOut, expanding_in_runs, held_out
+from latfit.fitting.checking.drift import CERTAIN, LEAST_SHIFT, Persistence, by_run, change_point, clipped, persistence
 from latfit.fitting.checking.step_noise import batch_groups
 from latfit.fitting.data import FitData
-from latfit.fitting.diagnostics.drift import CERTAIN, LEAST_SHIFT, change_point
 from latfit.fitting.problem import FitOptions
 from latfit.model import MAX_RATIO
 from latfit.stats import FloatArray, by_group, distinct

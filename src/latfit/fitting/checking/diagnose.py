@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.checking.crossval import HeldOut
+from latfit.fitting.checking.drift import drift
+from latfit.fitting.covariance import Uncertainty, relative_error_at
 from latfit.fitting.data import FitData
-from latfit.fitting.diagnostics.drift import drift
 from latfit.fitting.problem import FitProblem, steps_by_row
-from latfit.fitting.uncertainty.covariance import Uncertainty, relative_error_at
 from latfit.model import Diagnostics, Errors
 from latfit.stats import FloatArray, by_group, error_metrics
 

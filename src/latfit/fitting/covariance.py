@@ -1,20 +1,72 @@
-"""Covariance and 95 % intervals of the parameters: docs/theory/fitting.md, "Covariance".
+"""Covariance and 95 % intervals of the parameters, and which are identified: docs/theory/fitting.md, "Covariance".
 
-A sandwich estimate with a variance component per cell, without repeats HC3. Costs at zero get a one-sided interval.
+A sandwich estimate with a variance component per cell, without repeats HC3. Exact aliases come from the singular values
+of the scaled Jacobian. Costs at zero get a one-sided interval.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from latfit.fitting.problem import FitProblem
-from latfit.fitting.solver.loss import TUNING, score_factor, score_slope
-from latfit.fitting.solver.objective import by_cell, prior_rows, with_priors
+from latfit.fitting.solver.objective import TUNING, by_cell, prior_rows, score_factor, score_slope, with_priors
 from latfit.fitting.solver.solve import Solution
-from latfit.fitting.uncertainty.identifiability import Directions, condition_number, decompose
-from latfit.model import Estimate, Steps
+from latfit.model import Estimate, HeldOutErrors, LatencyModel, Steps
 from latfit.stats import FloatArray, by_group, student_quantile, weighted_quantile
+
+FLAT = 1e-8
+
+
+@dataclass(frozen=True)
+class Directions:
+    lengths: FloatArray  # of the columns (p,)
+    singular: FloatArray  # values (p,)
+    right: FloatArray  # vectors (p, p) as rows
+    flat_groups: list[list[int]]  # columns that are exactly flat together
+
+    def root(self) -> FloatArray:
+        """Return R (k, p) with R'R = (J'WJ)^-1 in the columns' units, without flat directions."""
+        kept = self.singular >= FLAT * max(float(self.singular[0]), 1e-300)
+        lengths = np.where(self.lengths > 0, self.lengths, 1.0)
+        return np.asarray(self.right[kept] / self.singular[kept][:, None] / lengths)
+
+    def inverse(self) -> FloatArray:
+        root = self.root()
+        return root.T @ root
+
+
+def condition_number(singular: FloatArray) -> float:
+    """Return largest over smallest of descending singular values; infinite if the smallest is rounding error."""
+    known = len(singular) > 0 and singular[-1] > np.finfo(float).eps * singular[0]
+    return float(singular[0] / singular[-1]) if known else np.inf
+
+
+def decompose(J: FloatArray, weights: FloatArray) -> Directions:
+    scaled = J * np.sqrt(weights)[:, None]
+    lengths = np.linalg.norm(scaled, axis=0)
+    dead = lengths <= FLAT * max(float(lengths.max(initial=0.0)), 1e-300)
+    unit = scaled / np.where(dead, 1.0, lengths)
+    unit[:, dead] = 0.0
+    triangle = np.linalg.qr(unit, mode="r")
+    _, singular, right = np.linalg.svd(triangle, full_matrices=True)
+    padded = np.zeros(J.shape[1])
+    padded[: len(singular)] = singular
+    groups: list[list[int]] = [[int(i)] for i in np.flatnonzero(dead)]
+    for value, direction in zip(padded, right, strict=True):
+        members = [int(i) for i in np.flatnonzero(np.abs(direction) > 0.1) if not dead[i]]
+        if value < FLAT * padded[0] and members:
+            merge(groups, members)
+    return Directions(lengths, padded, right, groups)
+
+
+def merge(groups: list[list[int]], members: Sequence[int]) -> None:
+    united = sorted({*members, *(i for group in groups if set(group) & set(members) for i in group)})
+    groups[:] = [group for group in groups if not set(group) & set(members)] + [united]
+
 
 LEVEL = 0.95
 MATERIAL = 0.10
@@ -164,3 +216,36 @@ def _fixed_estimates(problem: FitProblem) -> dict[str, Estimate]:
             told = p.name in problem.options.fixed or p.fixed is not None
             found[p.name] = Estimate(problem.fixed[p.name], None, None, None, p.unit, identified=told, fixed=told)
     return found
+
+
+LINE = {"tau_0", "tau_B", "tau_S"}
+MIN_GAIN = 0.005  # share of a line's error by which a model has to be better: folds are fitted no more exactly
+
+
+def line_as_good(problem: FitProblem, own: HeldOutErrors | None, line: HeldOutErrors | None) -> bool:
+    """Return whether a line predicts held-out rows as well as the problem's model, which contains it as a limit."""
+    names, bends = {p.name for p in problem.model.parameters}, _bends(problem.model)
+    is_extended_line = LINE <= names <= bends | LINE and not bends.isdisjoint(p.name for p in problem.free_parameters)
+    if own is None or line is None or not is_extended_line or LINE & problem.options.constrained:
+        return False
+    errors, baseline = own.mape_pct_by_fold, line.mape_pct_by_fold
+    if len(errors) != len(baseline) or len(errors) < 2:
+        return False
+    gains = np.log(np.maximum(baseline, 1e-9) / np.maximum(errors, 1e-9))
+    return float(gains.mean()) <= max(float(np.std(gains, ddof=1)) / math.sqrt(len(gains)), MIN_GAIN)
+
+
+def without_bends(problem: FitProblem, doubt: Uncertainty) -> Uncertainty:
+    """Return the uncertainty with all parameters that bend the curve as one group that is not identified."""
+    free = [p.name for p in problem.free_parameters if p.name in _bends(problem.model)]
+    lost = [name for name in free if name not in problem.options.constrained]
+    estimates = dict(doubt.estimates)
+    for name in lost:
+        estimates[name] = structs.replace(estimates[name], std_error=None, low=None, high=None, identified=False)
+    joined = [name for group in doubt.unidentified if set(group) - LINE for name in group]
+    others = [group for group in doubt.unidentified if not set(group) - LINE]
+    return replace(doubt, estimates=estimates, unidentified=[*others, list(dict.fromkeys([*lost, *joined]))])
+
+
+def _bends(model: LatencyModel) -> set[str]:
+    return {p.name for p in model.parameters if p.positive} | {*model.outer, "w_0"}

@@ -1,1 +1,0 @@
-"""Residuals: what they hold that noise would not, and the warnings that follow."""
