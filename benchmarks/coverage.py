@@ -21,7 +21,7 @@ from latfit.fitting.checking.crossval import cross_validate
 from latfit.fitting.data import fit_data, rows_of
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
-from latfit.model.saturation import Saturation
+from latfit.model.formulas import Saturation
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 

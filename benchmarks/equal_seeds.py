@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.model.noise.step_noise import noise_of
+from latfit.model.step_noise import noise_of
 from latfit.policies import POLICIES, DispatchTable, Settings, named_policy
 from latfit.simulation import (
     Cluster,
@@ -34,9 +34,8 @@ from latfit.simulation import (
 from latfit.simulation.engine.step_cost import scatter_from
 from latfit.simulation.policies.replication import draw, run
 from latfit.workload import ClosedLoad, Gamma, Load, OpenLoad, Poisson, PrefixBlocks, RecordedLoad, RequestClass
-from latfit.workload.lengths import Lognormal
 from latfit.workload.load import Streams
-from latfit.workload.requests import make_requests
+from latfit.workload.requests import Lognormal, make_requests
 
 RNG = np.random.default_rng(5)
 NOISE = noise_of(RNG.lognormal(0, 0.1, 5000), np.ones(5000))

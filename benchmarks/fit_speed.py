@@ -22,7 +22,7 @@ from latfit.fitting.problem import FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.objective import RHO
 from latfit.fitting.solver.solve import solve
 from latfit.model.features import StepTable
-from latfit.model.saturation import Saturation
+from latfit.model.formulas import Saturation
 from latfit.trace.read import ingest
 from latfit.trace.table import Trace
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from latfit.model.saturation import Saturation
+from latfit.model.formulas import Saturation
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
 

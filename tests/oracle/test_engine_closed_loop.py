@@ -13,9 +13,8 @@ from latfit.simulation.engine.settings import EngineSettings, Order
 from latfit.simulation.engine.step_cost import linear_costs
 from latfit.simulation.policies.run import Options
 from latfit.stats import IntArray
-from latfit.workload.lengths import Constant
 from latfit.workload.load import ClosedLoad, RequestClass, Streams
-from latfit.workload.requests import make_requests
+from latfit.workload.requests import Constant, make_requests
 from tests.oracle.engine_reference import Engine, One
 from tests.oracle.test_engine_reference import COSTS, random_case, slow_cost
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from latfit.model.noise.step_noise import noise_of
+from latfit.model.step_noise import noise_of
 from latfit.policies import policy as policies
 from latfit.policies.policy import Limits, Policy
 from latfit.simulation.policies.replication import draw, run

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from latfit.model.noise.step_noise import StepNoise, noise_of
+from latfit.model.step_noise import StepNoise, noise_of
 from latfit.policies import policy as policies
 from latfit.policies.policy import DispatchTable, Limits, Policy
 from latfit.simulation.policies.replication import draw, run
 from latfit.simulation.policies.service import ServicePath, System, bucketed, linear_path, table_path
 from latfit.workload.arrivals import Gamma, Modulated, Poisson
-from latfit.workload.lengths import Lognormal
 from latfit.workload.load import ClosedLoad, Load, OpenLoad, RequestClass, Streams
+from latfit.workload.requests import Lognormal
 from tests.oracle.policies_reference import Reference
 
 N = 300

@@ -8,7 +8,7 @@ import pytest
 from scipy import optimize
 
 from latfit.errors import SlaOutOfReach
-from latfit.model.noise.step_noise import StepNoise, noise_of
+from latfit.model.step_noise import StepNoise, noise_of
 from latfit.queueing.arrivals import Arrivals
 from latfit.queueing.sampled import Effort, simulate_batches
 from latfit.queueing.service import ServiceTimes, exponential_noise, linear_times, measured_times

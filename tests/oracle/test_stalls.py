@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from latfit.model.baselines import TAU_A
+from latfit.model.formulas import TAU_A
 from latfit.planning.serving.result import Stalls
 from latfit.planning.serving.stalls import longest_gap, stalls_of
 from latfit.simulation import EngineSettings, StepCosts, linear_costs, serve

@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.model.base import LatencyModel as LatencyModel, Parameter as Parameter, Steps as Steps
-    from latfit.model.baselines import CONSTANT as CONSTANT, LINEAR as LINEAR
     from latfit.model.correction import (
         CORRECTION as CORRECTION,
         DECIMALS as DECIMALS,
@@ -23,6 +21,9 @@ if TYPE_CHECKING:
         StepTable as StepTable,
         decode_only as decode_only,
         features_of as features_of,
+        outside_by as outside_by,
+        read_by as read_by,
+        support_of as support_of,
         typical_context as typical_context,
         with_typical_context as with_typical_context,
     )
@@ -48,22 +49,11 @@ if TYPE_CHECKING:
         latency_draws as latency_draws,
         parameter_draws as parameter_draws,
     )
-    from latfit.model.noise.draws import (
+    from latfit.model.formulas import CONSTANT as CONSTANT, LINEAR as LINEAR
+    from latfit.model.noise_draws import (
         NoiseTable as NoiseTable,
         drawn_step_ms as drawn_step_ms,
         noise_table as noise_table,
-    )
-    from latfit.model.noise.size_levels import (
-        MAX_RATIO as MAX_RATIO,
-        by_size as by_size,
-        size_levels as size_levels,
-    )
-    from latfit.model.noise.step_noise import (
-        Pauses as Pauses,
-        StepNoise as StepNoise,
-        noise_of as noise_of,
-        ratios_of as ratios_of,
-        tail_points as tail_points,
     )
     from latfit.model.registry import (
         BUILT_IN as BUILT_IN,
@@ -72,12 +62,24 @@ if TYPE_CHECKING:
         add_model as add_model,
         model_named as model_named,
     )
-    from latfit.model.support import outside_by as outside_by, read_by as read_by, support_of as support_of
+    from latfit.model.step_noise import (
+        MAX_RATIO as MAX_RATIO,
+        Pauses as Pauses,
+        StepNoise as StepNoise,
+        by_size as by_size,
+        noise_of as noise_of,
+        ratios_of as ratios_of,
+        size_levels as size_levels,
+        tail_points as tail_points,
+    )
     from latfit.model.term_model import (
         Choice as Choice,
         Expression as Expression,
+        LatencyModel as LatencyModel,
+        Parameter as Parameter,
         Separable as Separable,
         Shape as Shape,
+        Steps as Steps,
         Term as Term,
     )
 

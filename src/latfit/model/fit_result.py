@@ -11,9 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.messages import Message
-from latfit.model.base import LatencyModel, Parameter, Steps
 from latfit.model.correction import CORRECTION, Correction
-from latfit.model.features import CONTEXT, MIXED_FROM, StepTable, with_typical_context
+from latfit.model.features import (
+    CONTEXT,
+    MIXED_FROM,
+    ROUNDING,
+    StepTable,
+    check_support,
+    kinds_of,
+    outside_by,
+    read_by,
+    with_typical_context,
+)
 from latfit.model.fit_parts import (
     Baseline,
     CrossValidation,
@@ -24,11 +33,10 @@ from latfit.model.fit_parts import (
     HeldOutErrors,
     Identifiability,
 )
-from latfit.model.noise.size_levels import NO_LEVELS
-from latfit.model.noise.step_noise import StepNoise
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
-from latfit.model.support import ROUNDING, check_support, kinds_of, outside_by, read_by
+from latfit.model.step_noise import NO_LEVELS, StepNoise
+from latfit.model.term_model import LatencyModel, Parameter, Steps
 from latfit.records import Record
 from latfit.stats import FloatArray
 from latfit.units import format_percent, number

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.model.noise.size_levels import MAX_RATIO
-from latfit.model.noise.step_noise import StepNoise, noise_from_json
+from latfit.model.step_noise import MAX_RATIO, StepNoise, noise_from_json
 from latfit.stats import FloatArray
 from latfit.trace import MIXED, PREFILL, UNKNOWN
 

@@ -1,13 +1,10 @@
 """Models by name. `NAME+moe` adds a cost that grows with S and saturates (see `context`)."""
 
 from latfit.errors import WrongUsage, refuse_taken
-from latfit.model.base import LatencyModel
-from latfit.model.baselines import CONSTANT, HINGE, LINEAR, QUADRATIC
-from latfit.model.context import CONTEXT, K_E, TAU_E
 from latfit.model.correction import CORRECTION
+from latfit.model.formulas import CONSTANT, CONTEXT, HINGE, K_E, LINEAR, QUADRATIC, TAU_E, Saturation
 from latfit.model.roofline import ROOFLINE
-from latfit.model.saturation import Saturation
-from latfit.model.term_model import Separable
+from latfit.model.term_model import LatencyModel, Separable
 
 _PLAIN: tuple[LatencyModel, ...] = (
     CONSTANT,

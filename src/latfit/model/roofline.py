@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from latfit.model.base import Parameter
-from latfit.model.baselines import TAU_0, TAU_A, TAU_B, TAU_S
-from latfit.model.context import TAU_K, TAU_L, TAU_M, TAU_N, TAU_Y, with_prefill
 from latfit.model.features import SOURCES, Features, decode_only
-from latfit.model.term_model import Choice, Separable, Shape, Term, term
+from latfit.model.formulas import TAU_0, TAU_A, TAU_B, TAU_K, TAU_L, TAU_M, TAU_N, TAU_S, TAU_Y, with_prefill
+from latfit.model.term_model import Choice, Parameter, Separable, Shape, Term, term
 from latfit.stats import FloatArray
 
 

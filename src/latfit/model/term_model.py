@@ -1,19 +1,72 @@
-"""Models as tables of terms: T = [base model] + sum_j c_j X_j(step; shapes), with c_j >= 0.
+"""The interface of a latency model, and models as tables of terms.
 
-A column X_j may depend on shapes (a corner, a rate). Choices (a tile length, sharpness) take a few values. The engine
-simulator compiles the columns of built-in terms.
+T = [base model] + sum_j c_j X_j(step; shapes) with c_j >= 0. A column X_j may depend on shapes (a corner, a
+rate). Choices (a tile length, sharpness) take a few values. The engine simulator compiles the columns of built-in
+terms.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from latfit.model.base import LatencyModel, Parameter, Steps
 from latfit.model.features import Features, features_of
 from latfit.stats import FloatArray
+
+Steps = Mapping[str, FloatArray]  # columns of steps by trace name (`B`, `S`, `context_tokens`, ...), each (n,) float64
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    unit: str
+    meaning: str
+    positive: bool = False  # above zero by nature (rates and peaks), searched on the log scale; others may be zero
+    fixed: float | None = None  # value it has unless a user frees it
+
+
+class LatencyModel(Protocol):
+    """Structure of a separable formula: given its outer parameters, latency is basis @ coefficients >= 0."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def formula(self) -> str: ...
+    @property
+    def parameters(self) -> tuple[Parameter, ...]: ...
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    @property
+    def rates(self) -> tuple[tuple[str, str], ...]: ...
+
+    @property
+    def outer(self) -> tuple[str, ...]:
+        """Parameters that the latency is not linear in, in the order of `basis`."""
+        ...
+
+    def span(self, name: str, steps: Steps) -> tuple[float, float] | None:
+        """Return the search range of a parameter on these steps; None if its unit decides."""
+        ...
+
+    def latency_ms(self, theta: FloatArray, steps: Steps) -> FloatArray:
+        """Return T in ms (n,) for parameters theta (p,); (k, n) for k vectors at once, given as (p, k, 1)."""
+        ...
+
+    def gradient(self, theta: FloatArray, steps: Steps) -> FloatArray:
+        """Return dT/dtheta (n, p); (k, n, p) for k vectors."""
+        ...
+
+    def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:
+        """Return the non-negative columns (n, m) that the latency is linear in; (k, n, m) for outer (q, k, 1)."""
+        ...
+
+    def assemble(self, outer: FloatArray, coefficients: FloatArray) -> FloatArray:
+        """Return theta (p,) from outer parameters and linear coefficients (m,)."""
+        ...
+
 
 Shapes = Mapping[str, Any]  # values of shapes and choices by name; of k parameter vectors at once (k, 1) for shapes
 

@@ -7,10 +7,20 @@ from latfit._face import face
 if TYPE_CHECKING:
     from latfit.trace.cells import compress
     from latfit.trace.clean import CleanOptions, are_window_means, impossible_steps, runs_in_time
-    from latfit.trace.columns import PHASES
     from latfit.trace.coverage import Coverage, coverage_of, reading_notes
-    from latfit.trace.identity import SYSTEM, Fact, facts_beside, identity_of, system_label, system_labels
-    from latfit.trace.metadata import LARGEST_REQUESTS, LARGEST_TOKENS, REQUEST_TIMES, WATCHED, facts_of
+    from latfit.trace.metadata import (
+        LARGEST_REQUESTS,
+        LARGEST_TOKENS,
+        REQUEST_TIMES,
+        SYSTEM,
+        WATCHED,
+        Fact,
+        facts_beside,
+        facts_of,
+        identity_of,
+        system_label,
+        system_labels,
+    )
     from latfit.trace.parquet import check_trace_name, columns_of, read_parquet, stored_provenance, write_trace
     from latfit.trace.read import (
         CleanTrace,
@@ -27,9 +37,8 @@ if TYPE_CHECKING:
     from latfit.trace.readers import Options, Reader, add_reader
     from latfit.trace.readers.engines import Rows, add_pass, trace_of_passes
     from latfit.trace.readers.requests import OUTPUTS, PROMPTS, TABLES, TIMES, request_format
-    from latfit.trace.readers.source import Source, open_source
+    from latfit.trace.readers.source import Source, Tally, member, number, numbers, open_source, records
     from latfit.trace.readers.table import read_columns, typed_columns
-    from latfit.trace.readers.text import Tally, member, number, numbers, records
     from latfit.trace.serving_engine import (
         EngineFacts,
         engine_counts,
@@ -43,6 +52,7 @@ if TYPE_CHECKING:
     from latfit.trace.table import (
         DECODE,
         MIXED,
+        PHASES,
         PREFILL,
         UNKNOWN,
         WEIGHT,

@@ -27,17 +27,14 @@ from latfit.trace.clean import (
     clean,
     shortest_plausible_ms,
 )
-from latfit.trace.columns import IDENTITY, KINDS
-from latfit.trace.filter import matching_rows
 from latfit.trace.metadata import facts_of
 from latfit.trace.parquet import columns_of, provenance_of
 from latfit.trace.read import Reading, check_unit_name
-from latfit.trace.readers.source import HEAD_BYTES, Options
+from latfit.trace.readers.source import HEAD_BYTES, Options, delimiter_of, header_of
 from latfit.trace.readers.table import PARQUET_MAGIC, name_columns, steps_of
-from latfit.trace.readers.text import delimiter_of, header_of
 from latfit.trace.serving_engine import engine_facts
 from latfit.trace.step_records import COMPUTE, MIN_PERIOD_SHARE, NO_PERIOD, PERIOD, no_periods, with_records
-from latfit.trace.table import WEIGHT, Trace, phases
+from latfit.trace.table import IDENTITY, KINDS, WEIGHT, Trace, matching_rows, phases
 
 LABELS = (*IDENTITY, "phase")
 MAX_LABELS = 256  # different values of such a column

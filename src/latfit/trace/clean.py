@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage, tell
 from latfit.stats import MAD_TO_SIGMA, FloatArray, weighted_quantile
-from latfit.trace.columns import IDENTITY
 from latfit.trace.metadata import CellFacts, facts_of
-from latfit.trace.table import WEIGHT, Trace, row_weights, step_count
+from latfit.trace.table import IDENTITY, WEIGHT, Trace, row_weights, step_count
 
 Mask = NDArray[np.bool_]
 

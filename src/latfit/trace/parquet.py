@@ -13,9 +13,8 @@ from latfit.errors import BadInput, WrongUsage, first_line
 from latfit.files import dumps, write_whole
 from latfit.inputs import decode_json, unreadable
 from latfit.memory import check_memory
-from latfit.trace.columns import KINDS
 from latfit.trace.metadata import Metadata
-from latfit.trace.table import Array, Trace
+from latfit.trace.table import KINDS, Array, Trace
 
 METADATA_KEY = b"latfit"
 MAX_LABEL_CHARS = 250

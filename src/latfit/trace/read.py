@@ -13,15 +13,13 @@ import numpy as np
 from latfit.errors import BadInput, WrongUsage, located
 from latfit.records import convert
 from latfit.trace.clean import Cleaned, CleanOptions, check_usable, clean
-from latfit.trace.columns import IDENTITY, KINDS
-from latfit.trace.filter import matching_rows
 from latfit.trace.metadata import facts_of
 from latfit.trace.readers import reader_for
 from latfit.trace.readers.source import Options, Reader, Source, open_source
 from latfit.trace.readers.table import steps_of
 from latfit.trace.serving_engine import count_names, engine_counts, path_on
 from latfit.trace.step_records import COMPUTE, MIN_PERIOD_SHARE, NO_PERIOD, PERIOD, no_periods, with_records
-from latfit.trace.table import WEIGHT, Trace, concatenated, phases, step_count
+from latfit.trace.table import IDENTITY, KINDS, WEIGHT, Trace, concatenated, matching_rows, phases, step_count
 from latfit.units import MS_PER_UNIT
 
 IN_MEMORY = "a table in memory"  # the source of a fit that was made from no file

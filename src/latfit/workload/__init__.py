@@ -6,7 +6,6 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.workload.arrivals import ArrivalProcess, Dealt, Gamma, Piecewise, Poisson, bursts, parse_arrival_process
-    from latfit.workload.lengths import Constant, LengthDistribution, Resampled, parse_lengths
     from latfit.workload.load import (
         ARRIVALS,
         CLASSES,
@@ -22,6 +21,14 @@ if TYPE_CHECKING:
         parse_class,
     )
     from latfit.workload.recordings import Recording, moments_ms, read_curve, read_requests, recorded_in
-    from latfit.workload.requests import PrefixBlocks, Requests, make_requests
+    from latfit.workload.requests import (
+        Constant,
+        LengthDistribution,
+        PrefixBlocks,
+        Requests,
+        Resampled,
+        make_requests,
+        parse_lengths,
+    )
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -11,8 +11,7 @@ from latfit.errors import WrongUsage
 from latfit.stats import FloatArray
 from latfit.units import parse_duration_ms
 from latfit.workload.arrivals import ArrivalProcess
-from latfit.workload.lengths import Constant, LengthDistribution
-from latfit.workload.requests import Requests, make_requests
+from latfit.workload.requests import Constant, LengthDistribution, Requests, make_requests
 
 ARRIVALS, LENGTHS, CLASSES, THINKING, SERVICE = range(5)
 """Uses of a stream. SERVICE is followed by the number of the execution path."""

@@ -7,7 +7,7 @@ import numpy as np
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.model.fit_result import FitStatus
-from latfit.model.saturation import Saturation
+from latfit.model.formulas import Saturation
 from latfit.trace.read import ingest
 from latfit.trace.table import Trace
 from tests.conftest import REFERENCE, planted_trace

@@ -5,7 +5,7 @@ import pytest
 
 from latfit.fitting import Sensitivity, sensitivity_of
 from latfit.model import FAMILY, Estimate, FitResult, FitStatus
-from latfit.model.saturation import saturation_curvature, saturation_factor
+from latfit.model.formulas import saturation_curvature, saturation_factor
 from latfit.stats import FloatArray
 from tests.conftest import REFERENCE
 

@@ -7,7 +7,7 @@ from latfit.fitting.covariance import condition_number, decompose, relative_erro
 from latfit.fitting.data import rows_of
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
-from latfit.model.saturation import Saturation
+from latfit.model.formulas import Saturation
 from latfit.stats import FloatArray
 from tests.conftest import REFERENCE, planted_trace, rich_design
 

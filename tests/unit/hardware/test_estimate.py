@@ -8,7 +8,7 @@ from latfit.errors import WrongUsage
 from latfit.hardware.ceiling import Ceiling, beside_the_fit
 from latfit.hardware.path_latency import PathLatency
 from latfit.hardware.profile import ExecutionPath
-from latfit.model.noise.step_noise import noise_of
+from latfit.model.step_noise import noise_of
 from tests.unit.planning.test_plan import line
 
 LEVELS = (0.5, 0.9, 0.95, 0.99)

@@ -5,7 +5,7 @@ import bisect
 import numpy as np
 import pytest
 
-from latfit.model.noise.step_noise import Ratios, StepNoise, noise_from_json, ratios_of
+from latfit.model.step_noise import Ratios, StepNoise, noise_from_json, ratios_of
 
 RNG = np.random.default_rng(4)
 SMALL, MIDDLE, LARGE = RNG.lognormal(0, 0.02, 700), RNG.lognormal(0.1, 0.3, 900), RNG.lognormal(0, 1, 400)

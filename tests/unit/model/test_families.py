@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from latfit.model.base import LatencyModel, Steps
 from latfit.model.features import decode_only, step_features
 from latfit.model.registry import FAMILY
-from latfit.model.term_model import Separable
+from latfit.model.term_model import LatencyModel, Separable, Steps
 from latfit.stats import FloatArray
 
 SMOOTH = [name for name in FAMILY if name != "hinge"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from latfit.model.saturation import Saturation, saturation_factor
+from latfit.model.formulas import Saturation, saturation_factor
 from latfit.stats import FloatArray
 from tests.conftest import REFERENCE
 

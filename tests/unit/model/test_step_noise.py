@@ -7,8 +7,8 @@ import pytest
 from numba import njit
 
 from latfit.fitting.checking.step_noise import Steps, noise_of_steps
-from latfit.model.noise.draws import drawn_step_ms, noise_table
-from latfit.model.noise.step_noise import Pauses, StepNoise, noise_from_json, noise_of
+from latfit.model.noise_draws import drawn_step_ms, noise_table
+from latfit.model.step_noise import Pauses, StepNoise, noise_from_json, noise_of
 
 ONE = np.ones(1)
 LENGTHS = np.array([10.0, 30.0])

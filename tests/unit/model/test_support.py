@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.model.support import ROUNDING, Support, outside_by, support_of
+from latfit.model.features import ROUNDING, Support, outside_by, support_of
 from latfit.stats import FloatArray
 
 

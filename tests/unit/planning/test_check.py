@@ -5,7 +5,7 @@ import pytest
 
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import HardwareProfile, nominal_path
-from latfit.model.noise.step_noise import noise_of
+from latfit.model.step_noise import noise_of
 from latfit.planning.load.varying import load_from_arrivals
 from latfit.planning.plan import make_plan
 from latfit.planning.request import PlanRequest

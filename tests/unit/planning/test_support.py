@@ -7,7 +7,7 @@ from msgspec import structs
 from latfit.messages import Message as LatfitWarning
 from latfit.model.fit_parts import Diagnostics, Drift, LevelChange
 from latfit.model.fit_result import FitResult
-from latfit.model.noise.step_noise import noise_of
+from latfit.model.step_noise import noise_of
 from latfit.planning.plan import make_plan
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Plan

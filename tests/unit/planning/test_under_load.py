@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from scipy.stats import norm
 
-from latfit.model.noise.step_noise import StepNoise, noise_of
+from latfit.model.step_noise import StepNoise, noise_of
 from latfit.planning.plan import make_plan
 from latfit.planning.request import PlanRequest
 from latfit.planning.result import Capacity, Plan

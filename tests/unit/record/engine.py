@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from latfit.model.saturation import Saturation
+from latfit.model.formulas import Saturation
 from latfit.trace.parquet import read_parquet
 from tests.conftest import REFERENCE
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from latfit.record.recorder import Buffers, Step, StepRecorder
-from latfit.trace.columns import KINDS
 from latfit.trace.parquet import read_parquet, write_trace
-from latfit.trace.table import Trace
+from latfit.trace.table import KINDS, Trace
 from tests.unit.record.engine import files, steps_in, until
 
 COLUMNS_FED = ("step", "T_ms", "prefill_requests", "prefill_tokens", "queued_requests", "kv_usage", "dummy")

@@ -11,8 +11,8 @@ from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import ExecutionPath, HardwareProfile, nominal_path as named_path
 from latfit.model.fit_parts import Estimate
 from latfit.model.fit_result import FitResult, FitStatus
-from latfit.model.noise.step_noise import noise_of
 from latfit.model.registry import FAMILY
+from latfit.model.step_noise import noise_of
 from latfit.simulation.policies.service import ServicePath, Serving, linear_path, system_of
 from tests.conftest import REFERENCE
 

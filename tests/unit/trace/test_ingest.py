@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from latfit.errors import BadInput, LatfitError, TargetNotWritable, WrongUsage
 from latfit.trace.clean import CleanOptions
-from latfit.trace.columns import KINDS
 from latfit.trace.parquet import write_trace
 from latfit.trace.read import Reading, check_one_machine, data_facts, ingest, parse_column_map, read_again
-from latfit.trace.table import Trace
+from latfit.trace.table import KINDS, Trace
 from tests.conftest import ROOT, planted_trace
 
 

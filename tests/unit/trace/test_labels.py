@@ -5,7 +5,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from latfit.trace.identity import MAX_LABEL_BYTES, system_label, system_labels
+from latfit.trace.metadata import MAX_LABEL_BYTES, system_label, system_labels
 
 HOSTILE = [
     *("a/b", "a-b", "a.b", "a,b", "a~b", "a%b", "a%2Fb", "a b", "a\\b", "a:b", "..", ".", "-", "", "unnamed", "nan"),

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from latfit.errors import LatfitError, WrongUsage
-from latfit.trace.filter import matching_rows
-from latfit.trace.table import Trace
+from latfit.trace.table import Trace, matching_rows
 
 TRACE = Trace(
     {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from latfit.errors import BadInput
-from latfit.model.noise.step_noise import noise_of
+from latfit.model.step_noise import noise_of
 from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts, linear_costs, scaled_costs, scatter_from

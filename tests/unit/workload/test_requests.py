@@ -8,9 +8,8 @@ from scipy import stats
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.workload.arrivals import Poisson
-from latfit.workload.lengths import Lognormal
 from latfit.workload.load import ClosedLoad, OpenLoad, RecordedLoad, RequestClass, Streams
-from latfit.workload.requests import make_requests
+from latfit.workload.requests import Lognormal, make_requests
 
 
 class TestRequests:

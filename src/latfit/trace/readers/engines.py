@@ -10,9 +10,10 @@ import numpy as np
 
 from latfit.errors import BadInput, WrongUsage, located
 from latfit.stats import FloatArray
-from latfit.trace.columns import REQUIRED
-from latfit.trace.readers.source import Options, Reader, Source
-from latfit.trace.readers.text import (
+from latfit.trace.readers.source import (
+    Options,
+    Reader,
+    Source,
     Tally,
     has_columns,
     has_keys,
@@ -23,7 +24,7 @@ from latfit.trace.readers.text import (
     records,
     text,
 )
-from latfit.trace.table import Array, Trace
+from latfit.trace.table import REQUIRED, Array, Trace
 from latfit.units import MS_PER_UNIT
 
 Columns = Callable[[Source, Tally, dict[str, Any]], Mapping[str, Array]]

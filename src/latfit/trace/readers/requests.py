@@ -3,10 +3,8 @@
 import shlex
 
 from latfit.errors import BadInput
-from latfit.trace.columns import REQUIRED
-from latfit.trace.readers.source import Options, Reader, Source
-from latfit.trace.readers.text import has_keys, header_of
-from latfit.trace.table import Trace
+from latfit.trace.readers.source import Options, Reader, Source, has_keys, header_of
+from latfit.trace.table import REQUIRED, Trace
 
 TIMES = ("t_s", "arrived_at")
 PROMPTS = ("prompt_tokens", "num_prefill_tokens")

@@ -13,8 +13,16 @@ import numpy as np
 from latfit.errors import BadInput
 from latfit.stats import FloatArray
 from latfit.trace.readers.engines import grid_steps, step_reader
-from latfit.trace.readers.source import Source, open_source
-from latfit.trace.readers.text import Tally, has_columns, header_of, numbers, read_delimited, texts
+from latfit.trace.readers.source import (
+    Source,
+    Tally,
+    has_columns,
+    header_of,
+    numbers,
+    open_source,
+    read_delimited,
+    texts,
+)
 from latfit.trace.table import Array
 from latfit.units import MS_PER_UNIT
 

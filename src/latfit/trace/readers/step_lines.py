@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from latfit.trace.readers.engines import Rows, step_reader
-from latfit.trace.readers.source import Source
-from latfit.trace.readers.text import Tally, has_keys, number, records
+from latfit.trace.readers.source import Source, Tally, has_keys, number, records
 from latfit.trace.table import Array
 from latfit.units import MS_PER_UNIT
 

@@ -11,12 +11,22 @@ from typing import Any
 import numpy as np
 
 from latfit.errors import BadInput, first_line, located
-from latfit.trace.columns import KINDS, REQUIRED
 from latfit.trace.parquet import COPY_AGAIN, columns_of, label, read_parquet
 from latfit.trace.readers.engines import EXTEND, PAST, with_request_terms
-from latfit.trace.readers.source import Options, Reader, Source
-from latfit.trace.readers.text import Tally, header_of, number, numbers, read_delimited, records, starts_as_json, texts
-from latfit.trace.table import Array, Trace
+from latfit.trace.readers.source import (
+    Options,
+    Reader,
+    Source,
+    Tally,
+    header_of,
+    number,
+    numbers,
+    read_delimited,
+    records,
+    starts_as_json,
+    texts,
+)
+from latfit.trace.table import KINDS, REQUIRED, Array, Trace
 from latfit.units import MS_PER_UNIT, format_ms
 
 SYNONYMS = {

@@ -8,8 +8,8 @@ import pytest
 from latfit.errors import FitNotUsable, WrongUsage
 from latfit.model.fit_parts import Estimate
 from latfit.model.fit_result import FitResult, FitStatus
+from latfit.model.formulas import Saturation
 from latfit.model.registry import FAMILY
-from latfit.model.saturation import Saturation
 from latfit.simulation.engine.step_cost import Work, linear_costs, scaled_costs, step_costs, step_ms
 from latfit.stats import FloatArray
 from tests.unit.model.test_families import random_steps, random_theta

@@ -8,8 +8,7 @@ import pytest
 
 from latfit.model.fit_parts import Estimate
 from latfit.model.fit_result import FitResult, FitStatus
-from latfit.model.noise.size_levels import SizeLevels
-from latfit.model.noise.step_noise import StepNoise, noise_of
+from latfit.model.step_noise import SizeLevels, StepNoise, noise_of
 from latfit.simulation.engine.cluster.replicas import Routing, Transfer, serve_apart, serve_replicas
 from latfit.simulation.engine.run import EngineRun, serve
 from latfit.simulation.engine.settings import EngineSettings

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from latfit.compiled import first_beyond, inner, mixed
-from latfit.model.noise.step_noise import Pauses, StepNoise, noise_of
+from latfit.model.step_noise import Pauses, StepNoise, noise_of
 from latfit.stats import FloatArray
 
 GUIDES = 4096  # equal parts of 0..1; a power of two, so that a part is found without rounding

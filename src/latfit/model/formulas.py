@@ -1,7 +1,7 @@
-"""The saturation model, and its variant whose work grows faster than its tokens.
+"""The simple formulas: constant, line, hinge and quadratic as baselines, saturation, and saturation with a context.
 
 T(B,S) = tau_0 + (w_0 + w_1 S) v / (P_max (1 - e^(-k_B B)) (1 - e^(-k_S S))) + tau_B B + tau_S S with v = 1, or v = 1 +
-gamma_B B + gamma_S S.
+gamma_B B + gamma_S S. All terms: docs/theory/fitting.md#models.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,54 @@ from functools import cached_property
 
 import numpy as np
 
-from latfit.model.base import Parameter, Steps
-from latfit.model.baselines import TAU_0, TAU_B, TAU_S
-from latfit.model.term_model import Expression, Term
+from latfit.model.features import SOURCES, Features, decode_only
+from latfit.model.term_model import Expression, Parameter, Separable, Shape, Steps, Term, term
 from latfit.stats import FloatArray
+
+TAU_0 = term("tau_0", "ms", "fixed cost of a step", lambda S: S**0)
+TAU_B = term("tau_B", "ms/request", "cost of a request", lambda B: B)
+TAU_S = term("tau_S", "ms/token", "cost of a token", lambda S: S)
+TAU_A = term(
+    "tau_A", "ms/token^2", "attention work of prefill, a pair of tokens", lambda A: A, lambda f: not decode_only(f)
+)
+KINK = term(
+    "b",
+    "ms/token",
+    "cost of a token above S_0, in addition to tau_S",
+    lambda S, S_0: np.maximum(S - S_0, 0.0),
+    S_0=lambda S, S_0: -np.asarray(S > S_0, dtype=np.float64),
+)
+
+
+def _kink_range(f: Features) -> tuple[float, float]:
+    """Return the range of S_0, up to 2/3 of the longest step: beyond it few steps determine the slope."""
+    low = max(0.5 * float(f["S"].min()), 0.5)
+    return low, max(float(f["S"].max()) * 2 / 3, 2 * low)
+
+
+CONSTANT = Separable("constant", "T = tau_0", (TAU_0,), columns=())
+
+LINEAR = Separable("linear", "T = tau_0 + tau_B*B + tau_S*S", (TAU_0, TAU_B, TAU_S))
+
+QUADRATIC = Separable(
+    "quadratic",
+    "T = tau_0 + tau_B*B + tau_S*S + tau_A*A",
+    (TAU_0, TAU_B, TAU_S, TAU_A),
+    columns=SOURCES,
+)
+
+HINGE = Separable(
+    "hinge",
+    "T = tau_0 + tau_B*B + tau_S*S + b*max(S - S_0, 0)",
+    (TAU_0, TAU_B, TAU_S, KINK),
+    (
+        Shape(
+            Parameter("S_0", "tokens", "tokens that saturate the hardware", positive=True),
+            _kink_range,
+        ),
+    ),
+)
+
 
 PARAMETERS = (
     Parameter("tau_0", "ms", "fixed cost of a step"),
@@ -131,3 +175,43 @@ def _work_factor(k_b: float, k_s: float, gamma: Sequence[float], steps: Steps) -
     if gamma:
         return growing_work(B, S, k_b, k_s, *gamma)
     return saturation_factor(k_b, B) * saturation_factor(k_s, S)
+
+
+def with_prefill(f: Features) -> bool:
+    return not decode_only(f)
+
+
+TAU_K = term(
+    "tau_K", "ms/token", "cached token that decoding attends to, in a step without prefill", lambda m, KD: (1 - m) * KD
+)
+TAU_L = term(
+    "tau_L",
+    "ms/token",
+    "cached token that decoding attends to, in a step with prefill",
+    lambda m, KD: m * KD,
+    with_prefill,
+)
+TAU_R = term("tau_R", "ms/token", "cached token that prefill attends to", lambda KP: KP, with_prefill)
+TAU_N = term("tau_N", "ms/request", "cost of a request in prefill", lambda n: n, with_prefill)
+TAU_M = term("tau_M", "ms", "cost of a step that contains prefill", lambda m: m, with_prefill)
+TAU_Y = term("tau_Y", "ms/request", "decoding request in a step with prefill", lambda m, D: m * D, with_prefill)
+
+CONTEXT = Separable(
+    "context",
+    f"{Saturation().formula} + tau_K*(1-m)*KD + tau_L*m*KD + tau_R*KP + tau_A*A + tau_N*n + tau_M*m + tau_Y*m*D",
+    (TAU_K, TAU_L, TAU_R, TAU_A, TAU_N, TAU_M, TAU_Y),
+    base=Saturation(),
+    columns=SOURCES,
+)
+
+TAU_E = term(
+    "tau_E",
+    "ms",
+    "weights read: grows with S up to this value",
+    lambda S, k_E: -np.expm1(-k_E * S),
+    k_E=lambda S, k_E: S * np.exp(-k_E * S),
+)
+K_E = Shape(
+    Parameter("k_E", "1/token", "how fast the weights read saturate with S", positive=True),
+    lambda f: (0.5 / float(f["S"].max()), max(3.0, 1.0 / float(f["S"].max()))),
+)

@@ -1,1 +1,0 @@
-"""Noise of single steps."""
