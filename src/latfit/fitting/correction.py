@@ -39,7 +39,7 @@ MAX_NODES = 30_000
 NODE_DISTANCE = OCTAVE / 64
 """Distance of neighbouring nodes, at least; more where the grid would have more than MAX_NODES."""
 MIN_PREFILL_STEPS = 30  # of prefill alone, from which they have a table, if some of them hold several requests
-MAX_SWEEPS, ISOTONIC_PASSES = 50, 3
+MAX_SWEEPS = 50
 PRIOR_SUPPORT = 1e-3  # weight of a node without steps in an isotonic regression
 MAX_FALL = 1e3
 FADE = 2 * OCTAVE
@@ -219,7 +219,7 @@ class Smoothed:
         grid = self.grid
         table, free = np.choose(grid.kinds(), [self.tables[number] for number in smoothing.rounds]), may_fall(grid)
         rising = make_monotone(fit_isotonic(self.log_ms + table, free, self.support), free) - self.log_ms
-        return np.clip(table, rising - smoothing.noise / 2, rising + smoothing.noise / 2)
+        return np.asarray(np.clip(table, rising - smoothing.noise / 2, rising + smoothing.noise / 2))
 
 
 def smooth_residuals(
@@ -233,7 +233,7 @@ def smooth_residuals(
         tables = [np.zeros(grid.shape), *smooth_in_rounds(grid, own, by_row, data.weights, rounds)]
         support = np.bincount(grid.nearest[own], data.weights[own], tables[0].size).reshape(grid.shape)
         log_ms = np.log(np.maximum(model(_steps_at_nodes(grid, tuple(data.steps))), 1e-300)).reshape(grid.shape)
-        yield Smoothed(grid, tables, support, log_ms)
+        yield Smoothed(grid, tables, np.asarray(support, dtype=np.float64), log_ms)
 
 
 def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, model: Formula) -> Correction:
@@ -250,12 +250,11 @@ def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, mode
 def fit_isotonic(table: FloatArray, free: Sequence[NDArray[np.bool_]], support: FloatArray) -> FloatArray:
     """Return the weighted least-squares table that rises along each axis in turn, except where steps may fall."""
     found, weights = table.copy(), support + PRIOR_SUPPORT
-    for _ in range(ISOTONIC_PASSES if table.ndim > 1 else 1):
-        for axis, loose in enumerate(free):
-            lines, of_line, fall = (np.moveaxis(x, axis, -1) for x in (found, weights, np.where(loose, MAX_FALL, 0.0)))
-            for at in np.argwhere((np.diff(lines, axis=-1) < -fall[..., :-1]).any(axis=-1)):
-                rise = np.append(0.0, np.cumsum(fall[(*at,)][:-1]))
-                lines[(*at,)] = pool_adjacent(lines[(*at,)] + rise, of_line[(*at,)]) - rise
+    for axis, loose in enumerate(free):
+        lines, of_line, fall = (np.moveaxis(x, axis, -1) for x in (found, weights, np.where(loose, MAX_FALL, 0.0)))
+        for at in np.argwhere((np.diff(lines, axis=-1) < -fall[..., :-1]).any(axis=-1)):
+            rise = np.append(0.0, np.cumsum(fall[(*at,)][:-1]))
+            lines[(*at,)] = pool_adjacent(lines[(*at,)] + rise, of_line[(*at,)]) - rise
     return found
 
 

@@ -55,8 +55,10 @@ COARSER = ((0, 0), *((size, size - 5) for size in range(5, 14)))
 BATCH_ROWS = 1 << 18
 SAMPLED_FILES = 8  # whose provenance is read
 NEEDED = {*LOOKED_AT, *LABELS, "period_ms", "draft_tokens"}
-ABOUT = re.compile(r"(^|/)(README|LICEN[SC]E|NOTICE)[^/]*$|\.(md|rst|html|pdf|png|svg|crc)$", re.IGNORECASE)
-"""Files about a folder."""
+ABOUT = re.compile(
+    r"(^|/)(README|LICEN[SC]E|NOTICE)[^/]*$|\.(md|rst|html|pdf|png|svg|crc|json|cells\.parquet)$", re.IGNORECASE
+)
+"""Files about a folder, and those that a fit of it writes into it."""
 NO_PARQUET = "no Parquet file, as which the files of a folder are read"
 
 

@@ -5,9 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from latfit.fitting.checking.crossval import (
-    cross_validate,
-)
+from latfit.fitting.checking.crossval import cross_validate, mean_error
 from latfit.fitting.checking.drift import change_point, drift
 from latfit.fitting.data import fit_data
 from latfit.fitting.problem import FitOptions
@@ -27,6 +25,13 @@ class TestValidation:
         assert scores.errors is not None
         assert (scores.errors.mape_pct_sd or 0) < 1
         assert len(held.rows) == len(trace)
+
+    def test_a_single_row_of_a_phase_does_not_decide_a_fold(self) -> None:
+        """40 steps of either phase; the fold has all of prefill, 2 % off, and one of decode, which is met exactly."""
+        B = np.full(80, 4.0)
+        data = fit_data(Trace({"B": B, "S": np.repeat([4.0, 400.0], 40), "T_ms": np.linspace(1.0, 2.0, 80)}))
+        fold, errors = np.arange(39, 80), np.append(1e-6, np.full(40, 2.0))
+        assert mean_error(data, fold, errors) == pytest.approx(2.0)
 
 
 class TestDrift:

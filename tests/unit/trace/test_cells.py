@@ -18,6 +18,7 @@ from latfit.stats import FloatArray
 from latfit.trace import cells as module
 from latfit.trace.cells import MAX_BINS, Cells, compress, count_steps, merge, weighted_rows
 from latfit.trace.clean import CleanOptions, clean
+from latfit.trace.parquet import write_trace
 from latfit.trace.read import Reading
 from latfit.trace.table import WEIGHT, Trace
 
@@ -220,6 +221,21 @@ class TestBadFiles:
         assert [bad["file"] for bad in found.provenance["cells"]["unreadable"]] == [target]
         assert found.provenance["cells"]["rows_used"] == before.provenance["cells"]["rows_used"]
         assert found.provenance["cells"]["files"] == 2
+
+    @pytest.mark.parametrize(
+        ("content", "found"), [(b"", "the file is empty"), (b"B,S,T_ms\n1,1,2\n", "no Parquet file")]
+    )
+    def test_a_table_of_another_kind_is_named_as_such(self, folder: Path, content: bytes, found: str) -> None:
+        (folder / "a.csv").write_bytes(content)
+        with pytest.raises(BadInput, match=found) as caught:
+            compress(folder)
+        assert caught.value.where == str(folder / "a.csv")
+
+    def test_what_a_fit_writes_into_the_folder_is_no_trace(self, folder: Path) -> None:
+        before = compress(folder)
+        write_trace(folder / "trace.cells.parquet", before)
+        (folder / "hardware.json").write_text("{}")
+        assert_equal(compress(folder), before)
 
     def test_places_without_rows(self, tmp_path: Path) -> None:
         for place in (tmp_path, tmp_path / "missing", "nonsense://host/rows"):

@@ -54,7 +54,7 @@ def choose_correction(
 ) -> ChosenCorrection | None:
     """Choose the strength of a correction; None with too few rows. always: take the best above zero if none pays.
 
-    Whether it pays is judged by the tables that would be stored, each fold's with the strength the others choose.
+    Whether it pays is judged by tables with the limit of falls that the stored one has.
     """
     fold = assign_folds(data, options.seed)[1]
     cells = int(data.known_cell.max(initial=-1)) + 1
@@ -79,24 +79,18 @@ def choose_correction(
     noise = MAD_TO_SIGMA * float(np.median(np.abs(np.concatenate([each.missed(best * pays) for each in folds]))))
     smoothing = None
     while pays.any():
-        corrected = []
-        for number, each in enumerate(folds):
-            others = _best_rounds(np.delete(errors, number, axis=0))[used]
-            corrected.append(each.part.corrected(each.smoothed, _smoothing(others * pays, noise)))
+        decode, prefill, mixed = (best * pays).tolist()
+        tried = Smoothing((decode, prefill, mixed), noise)
+        corrected = [each.part.corrected(each.smoothed, tried) for each in folds]
         after = np.stack([_errors(data, part.test, part.log_ratio, kind) for part in corrected])
         still = pays & np.array([always or _pays(errors[:, 0, each], after[:, each]) for each in used])
         if np.array_equal(still, pays):
-            smoothing, parts = _smoothing(best * pays, noise), corrected
+            smoothing, parts = tried, corrected
             break
         pays = still
     held_out = joined_parts(data, parts[: len(blocks)])
     assert held_out is not None
     return ChosenCorrection(smoothing, held_out)
-
-
-def _smoothing(rounds: NDArray[np.intp], noise: float) -> Smoothing:
-    decode, prefill, mixed = rounds.tolist()
-    return Smoothing((decode, prefill, mixed), noise)
 
 
 def _repeated_kinds(data: FitData, kind: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -131,7 +125,7 @@ def _best_rounds(errors: FloatArray) -> NDArray[np.intp]:
     logs = np.log(errors)
     known = np.isfinite(logs)
     mean = np.where(known, logs, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-    return 1 + np.argmin(mean[1:], axis=0)
+    return np.asarray(1 + np.argmin(mean[1:], axis=0))
 
 
 def _pays(before: FloatArray, after: FloatArray) -> bool:
