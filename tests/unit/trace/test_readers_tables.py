@@ -81,6 +81,13 @@ class TestContainers:
         assert {name: trace[name].tolist() for name in columns} == columns
         assert trace["tp"].dtype.kind == "i"
 
+    def test_a_buffer_larger_than_any_memory_is_damage(self, tmp_path: Path) -> None:
+        """Compressed buffers begin with their size."""
+        target = write(tmp_path, "feather", {name: list(range(1, 1001)) for name in ("B", "S", "T_ms")})
+        damaged = target.read_bytes().replace((8000).to_bytes(8, "little"), (1 << 47).to_bytes(8, "little"))
+        with pytest.raises(BadInput, match="not a whole table"):
+            table(tmp_path, damaged)
+
     def test_moments_become_seconds(self, tmp_path: Path) -> None:
         trace = table(tmp_path, "B,S,T_ms,t_s\n1,1,2,2026-01-01 10:00:00\n1,1,2,2026-01-01 10:00:01.5\n")
         assert trace["t_s"].tolist() == [0, 1.5]

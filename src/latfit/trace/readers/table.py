@@ -42,6 +42,7 @@ PARQUET_MAGIC = b"PAR1"
 ARROW_FILE_MAGIC = b"ARROW1"
 ARROW_STREAM_MAGIC = b"\xff\xff\xff\xff"
 MAX_COLUMNS = 4096
+MAX_TABLE_BYTES = 1 << 42  # a buffer that is said to hold more is damaged
 
 
 def name_columns(names: Sequence[str], options: Options) -> tuple[dict[str, str], dict[str, str], str]:
@@ -168,9 +169,10 @@ def _read_binary(source: Source) -> Trace:
             table = (ipc.open_stream if is_stream else ipc.open_file)(stream).read_all()
         table.validate(full=True)  # a damaged one would lead outside its buffers
         return Trace(columns_of(table, source.name))
-    except MemoryError:
-        raise
     except (pa.ArrowException, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        asked = re.search(r"size (\d+)", str(error))
+        if isinstance(error, MemoryError) and not (asked and int(asked[1]) > MAX_TABLE_BYTES):
+            raise
         reason = f"not a whole table ({first_line(error)})"
         raise BadInput(reason, remedy=COPY_AGAIN) from None
 
