@@ -12,8 +12,15 @@ from latfit.messages import Message, message
 from latfit.profiling.devices.device import Device, DeviceFailed, DeviceOutOfMemory
 from latfit.profiling.devices.select import choose_paths, open_in_processes
 from latfit.profiling.grid import StepCost, grid_for_budget, order_by_information, parse_grid, time_pilot
-from latfit.profiling.host.machine import LoadWatch, cpu_model, machine_facts, sensible_threads
-from latfit.profiling.host.sensors import compare_sensors, find_sensor_warnings, read_sensors
+from latfit.profiling.host.machine import (
+    LoadWatch,
+    compare_sensors,
+    cpu_model,
+    find_sensor_warnings,
+    machine_facts,
+    read_sensors,
+    sensible_threads,
+)
 from latfit.profiling.journal import Journal
 from latfit.profiling.quality import find_warnings
 from latfit.profiling.request import ProfileRequest

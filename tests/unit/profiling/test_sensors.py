@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 
 from latfit.profiling.host import machine
-from latfit.profiling.host.sensors import compare_sensors, find_sensor_warnings, read_gpu, read_sensors
+from latfit.profiling.host.machine import compare_sensors, find_sensor_warnings, read_gpu, read_sensors
 
 
 def system(root: Path, files: dict[str, str]) -> Path:

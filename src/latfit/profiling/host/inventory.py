@@ -9,8 +9,7 @@ from typing import Any
 
 from latfit.memory import free_memory_bytes
 from latfit.profiling.host.isa import FLAGS_FOR, cpu_flags, missing_flags
-from latfit.profiling.host.machine import machine_facts
-from latfit.profiling.host.sensors import query_gpus
+from latfit.profiling.host.machine import machine_facts, query_gpus
 
 MIB = 1 << 20
 
