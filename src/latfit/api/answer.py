@@ -36,6 +36,11 @@ class Answer:
         return []
 
     @property
+    def command(self) -> str:
+        """A command to paste, behind its label; printed on one line."""
+        return ""
+
+    @property
     def details(self) -> Sequence[str]:
         """Sentences that only `--verbose` shows."""
         return []
@@ -66,7 +71,8 @@ class Answer:
     def summary(self) -> str:
         """Return the answer as the command prints it."""
         tables = map(reporting.table_text, self.tables(brief=True))
-        return "\n".join([self.verdict, *tables, *self.lines, *map(_labelled, self.messages)])
+        command = [self.command] if self.command else []
+        return "\n".join([self.verdict, *tables, *self.lines, *command, *map(_labelled, self.messages)])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}: {self.verdict}"
@@ -80,7 +86,7 @@ class Answer:
             figure = self.plot()
         except LatfitError:
             figure = None
-        sentences = [*self.lines, *map(_labelled, self.messages)]
+        sentences = [*self.lines, self.command, *map(_labelled, self.messages)]
         return reporting.card_html(self.verdict, self.state, self.tables(brief=True), sentences, figure)
 
 
@@ -155,6 +161,10 @@ class Planned(Answer):
     @property
     def lines(self) -> Sequence[str]:
         return self._summary.lines
+
+    @property
+    def command(self) -> str:
+        return self._summary.command
 
     @property
     def details(self) -> Sequence[str]:

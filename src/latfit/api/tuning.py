@@ -122,7 +122,11 @@ class Tuned(Answer):
             interval = "" if ends is None else f" (95 %: {ends[0]:.3g} to {ends[1]:.3g})"
             lines.append(f"Capacity {format_rate(found.capacity_per_s)}{interval}.")
         lines.append(f"{count_text(found.restarts, 'restart')}, {format_ms(1e3 * found.seconds)}.")
-        return lines + ([f"Start it with: {found.command}"] if found.command else [])
+        return lines
+
+    @property
+    def command(self) -> str:
+        return f"Start it with: {self.result.command}" if self.result.command and not self.todo else ""
 
     @property
     def warnings(self) -> list[Message]:

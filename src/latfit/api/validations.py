@@ -22,7 +22,7 @@ from latfit.api.request import given_in, ignored, option_of, verb
 from latfit.api.requests import LedgerAddRequest, LedgerRequest, ReadRequest, ValidateRequest
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.inputs import read_json
-from latfit.messages import Message, message
+from latfit.messages import Message, message, note
 from latfit.model import FitResult
 from latfit.planning import ServingPlan
 from latfit.record import texts_beside
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 MAX_OTHERS = 0.02  # share of requests by which the server's count may differ from the run
-GIVE_OPTIONS = "Give options if not so."
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -158,13 +157,15 @@ def validate(request: ValidateRequest) -> Validation:
     others = abs(counted - len(measured)) > MAX_OTHERS * len(measured)
     warnings = [
         *(
-            message("engine_setup", what=each.text, option=f"If not so, give {each.option or 'options'}.")
+            message("engine_setup", what=each.text, option=f"If not so, give {each.option}.")
+            if each.option
+            else note(each.text)
             for each in setup.notes
         ),
         *([] if apart is None else [apart]),
         *(message("left_out", what=note) for note in measured.notes),
         *([message("other_requests", counted=counted, requests=len(measured))] if others else []),
-        *(message("engine_setup", what=each, option=GIVE_OPTIONS) for each in fits.notes),
+        *map(note, fits.notes),
         *validation.cautions_about(fits.decode.result, prefill, found.run, settings),
     ]
     speed = None

@@ -170,4 +170,6 @@ def print_answer(found: "Answer", options: "OutputOptions", state: "State | None
     for line in lines:
         text = line.lstrip(" ")
         say(text, " " * (len(line) - len(text)))
+    if found.command:
+        echo(found.command)
     print_messages(found.messages, verbose=options.verbose)

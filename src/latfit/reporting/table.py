@@ -194,7 +194,7 @@ def card_html(
         table_html(each) if len(each.rows) <= MAX_CARD_ROWS else folded(each.caption, table_html(each))
         for each in tables
     ]
-    texts = [Markup('<p style="margin:3px 0">{}</p>').format(prose(each)) for each in sentences]
+    texts = [Markup('<p style="margin:3px 0">{}</p>').format(prose(each)) for each in sentences if each]
     return Markup(
         '<div style="border-left:4px solid {};padding:1px 14px;max-width:860px"><p><b>{}</b></p>{}</div>'
     ).format(STATE_COLOURS[state], verdict, Markup("").join([*grids, *texts, image]))

@@ -25,9 +25,9 @@ VERDICTS = {"good": "meets the targets", "doubt": "likely meets the targets", "b
 
 def serving_summary(plan: ServingPlan) -> PlanSummary:
     tables = [*serving_tables(plan, brief=True), named_facts(plan_facts(plan))]
-    lines = [f"Start each: {engine_command(plan)}"] if plan.feasible and not plan.unsupported else []
+    command = f"Start each: {engine_command(plan)}" if plan.feasible and not plan.unsupported else ""
     warnings = [*plan.unsupported, *(each.text for each in plan.warnings)]
-    return PlanSummary(verdict(plan), STATES[plan.promise], lines, warnings, plan.notes, tables)
+    return PlanSummary(verdict(plan), STATES[plan.promise], [], warnings, plan.notes, tables, command)
 
 
 def plan_facts(plan: ServingPlan) -> list[tuple[str, str]]:

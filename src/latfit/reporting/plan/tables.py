@@ -263,18 +263,13 @@ OF_STEPS = ("few_data", "no_prefill")  # warnings about limits of single steps
 
 @dataclass(frozen=True)
 class PlanSummary:
-    """The verdict with its state, and the lines below it.
-
-    warnings: the most important first. others: warnings about limits of steps where the answer is of a load. tables:
-    thresholds of two paths, and engine settings to choose from.
-    """
-
     verdict: str
     state: State
     lines: Sequence[str]
-    warnings: Sequence[str]
-    others: Sequence[str]
+    warnings: Sequence[str]  # the most important first
+    others: Sequence[str]  # about limits of steps where the answer is of a load
     tables: Sequence[Table] = ()
+    command: str = ""  # that starts the engine, behind its label
 
 
 def probability_text(probability: float) -> str:
@@ -282,10 +277,10 @@ def probability_text(probability: float) -> str:
 
 
 def plan_summary(plan: Plan) -> PlanSummary:
-    lines = [] if plan.capacity is None else [capacity_line(plan.capacity)]
-    if command := engine_line(plan):
+    lines, command = [] if plan.capacity is None else [capacity_line(plan.capacity)], engine_line(plan)
+    if command:
         edge = " (limited by the measured range)" if plan.settings and plan.settings.binding == MEASURED else ""
-        lines.append(f"{BY_KEY[_engine_key(plan)].name} on {plan.engines_path}: {command}{edge}")
+        command = f"{BY_KEY[_engine_key(plan)].name} on {plan.engines_path}{edge}: {command}"
     elif _is_usable(plan):
         lines.append(f"Engine settings: {plan.unknown['settings']}.")
     tables = [limits_table(plan)] if plan.rate_per_s is None and plan.feasible else []
@@ -302,6 +297,7 @@ def plan_summary(plan: Plan) -> PlanSummary:
         [*doubts, *(each.text for each in plan.warnings if each not in others)],
         [each.text for each in others],
         tables,
+        command,
     )
 
 
