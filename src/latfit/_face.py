@@ -1,4 +1,4 @@
-"""Public names of a package, each loaded at its first use (PEP 562), because many modules import SciPy or compile.
+"""Public names of a package, each loaded at its first use (PEP 562).
 
 A package lists them once: `if TYPE_CHECKING: from latfit.package.module import name`.
 """

@@ -1,7 +1,6 @@
-"""Response times of many requests in little memory: counts, ends and sums by bin.
+"""Response times of many requests: counts, ends and sums by bin, 512 an octave.
 
-Bins follow the leading bits of a float64: 512 an octave, at most 0.2 % wide. Interpolation: docs/theory/simulation.md,
-"Statistics of response times".
+Interpolation: docs/theory/simulation.md, "Statistics of response times".
 """
 
 import math

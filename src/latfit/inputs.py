@@ -1,8 +1,4 @@
-"""Open the files that a user names, and decode JSON, within bounds.
-
-Readers look at a file more than once, so a pipe (standard input, `<(zcat log.gz)`, a FIFO) is copied into a temporary
-file first. Devices and folders are refused.
-"""
+"""Open the files that a user names, and decode JSON, within bounds. Devices and folders are refused."""
 
 import json
 import math

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
 
     class Number(float):
-        """A float that a file holds as null where it is not finite, because JSON has no NaN."""
+        """A float that JSON holds as null where it is not finite."""
 
         __slots__ = ()
 
@@ -37,14 +37,12 @@ Seconds = NotNegative
 class Record(msgspec.Struct, frozen=True, dict=True):
     """Base of all records; a subclass repeats `frozen=True`, for type checkers.
 
-    `tag_field="schema", tag="latfit.fit/1"` writes and checks the schema, `omit_defaults=True` leaves out what has its
-    default. Copy with `msgspec.structs.replace(record, field=value)`. what, made_by: what the document is called and
-    which command makes it, for errors. not_in_json: fields that the JSON leaves out.
+    `tag_field="schema", tag="latfit.fit/1"` writes and checks the schema, `omit_defaults=True` leaves out defaults.
     """
 
-    what: ClassVar[str] = "record"
-    made_by: ClassVar[str] = ""
-    not_in_json: ClassVar[Sequence[str]] = ()
+    what: ClassVar[str] = "record"  # what errors call the document
+    made_by: ClassVar[str] = ""  # the command that makes it
+    not_in_json: ClassVar[Sequence[str]] = ()  # fields that the JSON leaves out
 
     def to_json(self) -> dict[str, Any]:
         left_out = dict.fromkeys(self.not_in_json)
@@ -85,7 +83,7 @@ class Record(msgspec.Struct, frozen=True, dict=True):
 
 
 class OpenRecord(Record, frozen=True, omit_defaults=True, kw_only=True):
-    """A record whose document may have further keys: they are in `more`."""
+    """A record that holds further keys of its document in `more`."""
 
     more: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
@@ -113,7 +111,7 @@ def _with_lists(value: Any) -> Any:
 
 
 def convert(document: Any, kind: type[T]) -> T:
-    """Return a record or dataclass from what `to_builtins` returned. Raises ValueError that names the field."""
+    """Return a record or dataclass from builtins. Raises ValueError that names the field."""
     return msgspec.convert(document, kind, dec_hook=_decode, str_keys=True)
 
 

@@ -23,7 +23,6 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """The answer in a sentence; empty where tables are the answer."""
         return ""
 
     @property
@@ -34,11 +33,6 @@ class Answer:
     def lines(self) -> Sequence[str]:
         """Sentences below the verdict."""
         return []
-
-    @property
-    def command(self) -> str:
-        """A command to paste, behind its label; printed on one line."""
-        return ""
 
     @property
     def details(self) -> Sequence[str]:
@@ -71,8 +65,7 @@ class Answer:
     def summary(self) -> str:
         """Return the answer as the command prints it."""
         tables = map(reporting.table_text, self.tables(brief=True))
-        command = [self.command] if self.command else []
-        return "\n".join([self.verdict, *tables, *self.lines, *command, *map(_labelled, self.messages)])
+        return "\n".join([self.verdict, *tables, *self.lines, *map(_labelled, self.messages)])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}: {self.verdict}"
@@ -86,13 +79,11 @@ class Answer:
             figure = self.plot()
         except LatfitError:
             figure = None
-        sentences = [*self.lines, self.command, *map(_labelled, self.messages)]
+        sentences = [*self.lines, *map(_labelled, self.messages)]
         return reporting.card_html(self.verdict, self.state, self.tables(brief=True), sentences, figure)
 
 
 class WithPage(Answer):
-    """Base of answers that can be a page."""
-
     title = ""
     subject = ""
 
@@ -108,8 +99,6 @@ class WithPage(Answer):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PlainAnswer(Answer):
-    """An answer made of given parts."""
-
     result: Any
     verdict: str = ""
     state: State = "good"
@@ -161,10 +150,6 @@ class Planned(Answer):
     @property
     def lines(self) -> Sequence[str]:
         return self._summary.lines
-
-    @property
-    def command(self) -> str:
-        return self._summary.command
 
     @property
     def details(self) -> Sequence[str]:

@@ -37,8 +37,6 @@ STATES: dict[str, State] = {"slower": "bad", "unclear": "doubt"}
 
 
 class ComparisonRecord(Record, frozen=True):
-    """The document of `latfit compare --json`."""
-
     baseline: str
     sources: Sequence[str]
     tolerance_pct: float
@@ -133,7 +131,6 @@ class Comparison(Answer):
 
     @property
     def table(self) -> Any:
-        """DataFrame: a row a phase and region."""
         rows = []
         for name, phase in ((each.name, phase) for each in self.compared for phase in each.phases):
             for region in phase.tested:
@@ -154,9 +151,8 @@ class Comparison(Answer):
 def compare_runs(request: CompareRequest) -> Comparison:
     """Compare runs with the first one, phase by phase and by regions of (B, S).
 
-    sources: two or more fits, fit files, or whatever `latfit.fit` takes. Common cells are compared where steps can be
-    read, else fits. With `alternate` intervals hold the variance between starts. With a load, `upgrades` says what each
-    change means for it. Raises WrongUsage, FitNotUsable, BadInput.
+    Common cells are compared where steps can be read, else fits. With a load, `upgrades` says what changes mean for it.
+    Raises WrongUsage, FitNotUsable, BadInput.
     """
     sources, by_path = request.sources, bool(request.path and "{" in request.path)
     tolerance_pct = percent(request.tolerance, "--tolerance")

@@ -171,11 +171,10 @@ def engine_settings_of(
     server: Mapping[str, Any] | None = None,
     **given: Any,
 ) -> simulation.EngineSetup:
-    """Return how an engine is set up: KV blocks, limits, scheduling, prefix cache, drafts.
+    """Return how an engine is set up.
 
-    sources: fits, traces or logs of the engine, or None. server: settings by the names of a recorder's provenance.
-    given: settings by the names of USUAL_SETTINGS. Precedence: given, server, sources, the usual ones. Raises BadInput,
-    WrongUsage.
+    sources: fits, traces or logs of the engine, or None. server: published settings. given: by names of USUAL_SETTINGS.
+    Precedence: given, server, sources, the usual ones. Raises BadInput, WrongUsage.
     """
     origins: list[tuple[str, Mapping[str, Any]]] = []
     counts: dict[str, float] = {}

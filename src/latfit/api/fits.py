@@ -121,7 +121,7 @@ class Fit(Answer):
     def kept_out(self, max_error: Any = None) -> Message | None:
         """Why it should not be entered into a machine's profile; None where it may be.
 
-        max_error: the largest cross-validated error, "10%" or 10. Default: by the steps' noise and the linear baseline.
+        max_error: the largest cross-validated error, "10%" or 10. Default: by noise and baseline.
         """
         from latfit.fitting import keeps_out
 
@@ -195,19 +195,16 @@ class Fit(Answer):
         return predicted(self.result, steps, level, context, strict=strict).frame
 
     def evaluate(self, source: Any, **reading: Any) -> Evaluation:
-        """Return errors on other steps, coverage of the intervals, and whether the steps are of another machine.
+        """Return errors and coverage on other steps, and whether they are of another machine.
 
-        source, reading: as of `latfit.read`. Raises BadInput where the source holds several systems.
+        source, reading: as of `latfit.read`. Raises BadInput for several systems.
         """
         steps = read_timed(ReadRequest(source, **reading), self.time)
         check_one_system(steps)
         return evaluate(self.result, steps)
 
     def sensitivity(self, B: Any = None, S: Any = None, context: float | None = None) -> "Sensitivity":
-        """Return what a request or a token more costs, and the largest term, on a grid of B and S (`.frame`).
-
-        Default: a grid over the measured range. Raises BadInput for a grid outside it.
-        """
+        """Return what a request or a token more costs, on a grid of B and S (`.frame`). Raises BadInput outside it."""
         from latfit.fitting import sensitivity_of
 
         note_unread(self.result, {"context": context})
@@ -284,8 +281,7 @@ def as_fit(source: Any) -> Fit:
 def fit(request: FitRequest) -> Fit:
     """Fit a latency model to steps of one system, and check it. Parameters are in ms, requests and tokens.
 
-    Raises WrongUsage, BadInput for a source that cannot be read or holds several systems (see `fit_each`),
-    FitNotUsable where the steps do not support the model.
+    Raises WrongUsage, BadInput (also for several systems: see `fit_each`), FitNotUsable.
     """
     steps = read_timed(request)
     check_one_system(steps, "Fit each of them with fit_each, or one of them with where=.")
@@ -298,8 +294,7 @@ def fit(request: FitRequest) -> Fit:
 def fit_each(request: FitEachRequest) -> dict[str, Fit]:
     """Fit every system (hardware, model, tp, path) of a source, on all processor cores.
 
-    Returns fits by label, including unusable ones (`.ok` is False). Raises WrongUsage, BadInput, and the error that
-    ended every fit.
+    Returns fits by label, including unusable ones (`.ok` is False). Raises WrongUsage, BadInput.
     """
     return _fit_systems(read_timed(request), request, request.made)
 

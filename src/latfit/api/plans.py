@@ -128,8 +128,7 @@ class Plan(Planned):
 def plan(request: PlanRequest) -> Plan:
     """Decide for a latency SLA: per step, or per response (waiting included) where a load is given.
 
-    paths: as for `Hardware`. A plan that nothing can meet comes back with feasible=False and what would make it
-    feasible. Raises BadInput, FitNotUsable, WrongUsage.
+    A plan that nothing can meet has feasible=False. Raises BadInput, FitNotUsable, WrongUsage.
     """
     limit_ms = duration(request.sla, "--sla")
     tokens, objective = request.tokens_per_request or 1, request.objective

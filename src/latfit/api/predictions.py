@@ -78,7 +78,6 @@ class Predicted(Answer):
 
     @property
     def frame(self) -> Any:
-        """DataFrame with `level` and `notes` as its attributes."""
         found = data_frame(self.to_json()["rows"]).rename(columns={"low": "low_ms", "high": "high_ms"})
         found.attrs |= {"level": self.level, "notes": [each.message for each in self.messages]}
         return found
@@ -172,7 +171,6 @@ class Evaluation(Answer):
 
     @property
     def foreign(self) -> bool:
-        """Whether the steps are of another machine than the fit."""
         return bool(self.scores["machine"]["state"] == "other")
 
     @property
@@ -191,7 +189,7 @@ class Evaluation(Answer):
         return error if machine["state"] == "same" else f"{machine['verdict']} {error}"
 
     def check_machine(self) -> None:
-        """Raise FitNotUsable for steps of another machine."""
+        """Raises FitNotUsable."""
         if self.foreign:
             found = "the fit is not of the machine that these steps were measured on"
             remedy = "Fit the machine's own steps with `latfit fit`; --force scores these all the same."
@@ -199,7 +197,6 @@ class Evaluation(Answer):
 
     @property
     def table(self) -> Any:
-        """DataFrame: errors over all steps and by phase."""
         rows = {"all": self.scores["metrics"], **self.scores["by_phase"]}
         return data_frame({"phase": name, **row} for name, row in rows.items()).set_index("phase")
 

@@ -20,12 +20,11 @@ def duration(value: Any, option: str, *, zero: bool = False) -> float:
 
 
 def limit(value: Any, option: str) -> float:
-    """Return a latency limit in ms, infinite if none is given."""
+    """Return a limit in ms, infinite if none is given."""
     return math.inf if value is None else duration(value, option)
 
 
 def rate(value: Any, option: str = "--rate") -> float:
-    """Return requests per ms of "500/s"."""
     return parse_rate_per_ms(_with_unit(value, option, "500/s"), option=option)
 
 
@@ -37,7 +36,6 @@ def _with_unit(value: Any, option: str, example: str) -> str:
 
 
 def rates(values: Any, option: str = "--rate") -> list[float]:
-    """Return requests per ms of one rate or several."""
     return [rate(each, option) for each in several(values)]
 
 
@@ -99,7 +97,6 @@ def by_name(
 
 
 def count(value: Any, option: str, example: str) -> int:
-    """Return a whole number above zero."""
     found = whole_number(str(value))
     if not found:
         raise WrongUsage(f"{value!r} is no count", where=option, remedy=f"Write {example}.")

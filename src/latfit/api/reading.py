@@ -21,8 +21,7 @@ def read(request: ReadRequest) -> trace.CleanTrace:
     """Read and clean steps.
 
     source: a file or several, a glob, "-", a folder or an address of object storage; a DataFrame of pandas or Polars,
-    an Arrow table, a mapping of columns; a trace. Returns the steps (`.frame`: B requests, S tokens, T_ms, one row a
-    step), and what was dropped and why. Raises BadInput, WrongUsage.
+    an Arrow table, a mapping of columns; a trace. Raises BadInput, WrongUsage.
     """
     source = request.source
     if isinstance(source, trace.CleanTrace) and not given_in(request) - {"source", "progress", "cells_time"}:

@@ -59,9 +59,8 @@ class Report(Answer):
 def export(request: ExportRequest) -> Exported:
     """Write a plan as an engine's settings, each with its reason as a comment.
 
-    plan: what `plan` or `plan_engine` returned, its file or its document. `.files` holds each file by its name,
-    `.save(folder)` writes them. Raises WrongUsage, BadInput, SlaOutOfReach for a plan that cannot be met, FitNotUsable
-    where its data do not support it.
+    `.files` holds each file by its name, `.save(folder)` writes them. Raises WrongUsage, BadInput, SlaOutOfReach,
+    FitNotUsable.
     """
     plan = request.plan
     document = plan if isinstance(plan, str | Path | Mapping) else plan.to_json()
@@ -73,8 +72,7 @@ def export(request: ExportRequest) -> Exported:
 def report(request: ReportRequest) -> Report:
     """Write one self-contained HTML page, answer first, and its figures as PNG.
 
-    paths: as for `Hardware`. trace: files, DataFrames, or by path. Raises BadInput, FitNotUsable, TargetNotWritable,
-    WrongUsage.
+    Raises BadInput, FitNotUsable, TargetNotWritable, WrongUsage.
     """
     profile, plan = profile_of(request.paths), request.plan
     if plan is None and request.sla is not None:

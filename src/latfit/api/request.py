@@ -1,7 +1,7 @@
-"""How a verb declares what it takes: one frozen dataclass, its request.
+"""How a verb declares what it takes: one frozen dataclass, its request. Imports nothing heavy.
 
-A field is a keyword argument of the library. An `option` is also an option of the command, a line of its help and a row
-of docs/cli.md; a `setting` is for programs and `--set`. Imports nothing heavy.
+A field is a keyword argument of the library. An `option` is also an option of the command and a row of docs/cli.md; a
+`setting` is for programs and `--set`.
 """
 
 import functools
@@ -24,21 +24,17 @@ R = TypeVar("R", covariant=True)
 
 @dataclass(frozen=True)
 class Option:
-    """How a field is given on the command line.
-
-    names: separated by blanks, the help shows the first. kind: type that the command line reads. panel: heading in the
-    help. argument: name of a positional argument. expert: only `--help-all` shows it.
-    """
+    """How a field is given on the command line."""
 
     help: str
-    names: str = ""
-    kind: Any = None
-    panel: str = ""
-    argument: str = ""
+    names: str = ""  # separated by blanks; the help shows the first
+    kind: Any = None  # type that the command line reads
+    panel: str = ""  # heading in the help
+    argument: str = ""  # name of a positional argument
     min: float | None = None
     max: float | None = None
     metavar: str | None = None
-    expert: bool = False
+    expert: bool = False  # shown by --help-all alone
 
     def all_names(self, field: str) -> list[str]:
         return self.names.split() or [f"--{field.replace('_', '-')}"]
@@ -56,18 +52,13 @@ def setting(text: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class Request:
-    """Base of what verbs take.
+    """Base of what verbs take."""
 
-    PANEL: heading of its options.  SHOWN: fields that the help shows, the others are for experts; empty: all.  LACKS:
-    fields without an option here, although a base has one.  EXCLUDES: fields that contradict each other, such as
-    `rate arrivals; fit hardware`.  NEEDS: fields without effect unless others are given, `think: users`.
-    """
-
-    PANEL: ClassVar[str] = ""
-    SHOWN: ClassVar[str] = ""
-    LACKS: ClassVar[str] = ""
-    EXCLUDES: ClassVar[str] = ""
-    NEEDS: ClassVar[str] = ""
+    PANEL: ClassVar[str] = ""  # heading of its options
+    SHOWN: ClassVar[str] = ""  # fields that the help shows, the others are for experts; empty: all
+    LACKS: ClassVar[str] = ""  # fields without an option here, although a base has one
+    EXCLUDES: ClassVar[str] = ""  # fields that contradict each other: `rate arrivals; fit hardware`
+    NEEDS: ClassVar[str] = ""  # fields without effect unless others are given: `think: users`
 
     @classmethod
     def exclusive(cls) -> list[list[str]]:

@@ -194,8 +194,6 @@ class CompareRequest(ReadOptions):
 
 @dataclass(frozen=True)
 class StepPlanRequest(Request):
-    """Which steps meet an SLA, and from which batch the GPU pays."""
-
     PANEL = "Target"
     paths: Hardware = "hardware.json"
     sla: Sla = None
@@ -304,8 +302,6 @@ class SpecialSettings(EngineSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Request):
-    """Memory from which the size of the KV cache is computed."""
-
     PANEL = "KV cache"
     model_config: Any = option("The model's config.json, to compute the KV cache.")
     gpu_memory: str | None = option("Memory of a GPU as nvidia-smi prints it: 81559MiB.")
@@ -386,8 +382,6 @@ class EnginePlanRequest(EngineSettings, Memory):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(Cluster):
-    """How long simulations run, and a table of many."""
-
     PANEL = "Run"
     NEEDS = "resume: out"
     requests: int | None = option("Requests per replication. Default: as many as the load needs; for engines 100,000.")
@@ -599,8 +593,6 @@ class ProfileRequest(Request):
 
 @dataclass(frozen=True)
 class RecordRequest(Request):
-    """A running engine's `/metrics` as a trace of windows."""
-
     PANEL = "Recording"
     url: Server
     _: KW_ONLY
@@ -639,8 +631,6 @@ class TuneRequest(Request):
 
 @dataclass(frozen=True, kw_only=True)
 class RunningEngine(EngineLimits):
-    """A running engine: its limits where it does not publish them, step costs and SLO."""
-
     EXCLUDES = "fit hardware"
     NEEDS = "prefill_fit: fit; kv_blocks block_size synchronous at_measured_speed: fit hardware"
     fit: Any = option("Step costs: simulate what a change would do.", metavar="FIT")

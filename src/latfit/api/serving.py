@@ -73,10 +73,6 @@ class EnginePlan(Planned):
         return reporting.serving_summary(self.result)
 
     @property
-    def lines(self) -> list[str]:
-        return [*self._summary.lines, *self._summary.others]
-
-    @property
     def details(self) -> list[str]:
         return []
 
@@ -127,8 +123,7 @@ class EnginePlan(Planned):
 def plan_engine(request: EnginePlanRequest) -> EnginePlan:
     """Find the fewest serving engines, and their settings, that meet the SLOs, by simulation.
 
-    Given settings stay; the search chooses among others up to what the fit measured. A plan that nothing can meet comes
-    back with feasible=False. Raises BadInput, FitNotUsable, WrongUsage.
+    Given settings stay. A plan that nothing can meet has feasible=False. Raises BadInput, FitNotUsable, WrongUsage.
     """
     as_given, request = request, with_settings(request)
     fit, prefill_fit, scatter = request.fit, request.prefill_fit, request.service == "fitted"

@@ -31,10 +31,7 @@ LOGGED = 1000  # requests of an event log
 
 
 class Simulation(Answer):
-    """Simulated runs, one a policy or engine at a load.
-
-    `.frame` has a row a run: times in ms, rates per second, shares from 0 to 1.
-    """
+    """Simulated runs, one a policy or engine at a load."""
 
     runs: Sequence[simulation.SimResult] | Sequence[simulation.EngineResult]
 
@@ -117,7 +114,7 @@ SETTINGS = {
 def simulate(request: SimulateRequest) -> PolicySimulation:
     """Simulate batching policies on one or two execution paths, all on the same random numbers.
 
-    hardware: as for `Hardware`. Raises WrongUsage, BadInput; runs of an unstable load have `stable=False`.
+    Raises WrongUsage, BadInput; runs of an unstable load have `stable=False`.
     """
     axes = values_of(request.vary)
     offered = rates(axes.pop("rate", None), "--sweep rate") or rates(request.rate)
@@ -164,7 +161,7 @@ def simulate(request: SimulateRequest) -> PolicySimulation:
 def simulate_study(request: StudyRequest) -> PolicySimulation:
     """Test claims of the literature on batching: every policy at ten loads up to what the main path serves.
 
-    The SLA is 2.5 times the main path's latency for one request unless given. Raises as `simulate` does.
+    The default SLA is 2.5 times the main path's latency for one request. Raises as `simulate` does.
     """
     machine, system, options = _simulated(request, float(request.tokens_per_request or 1))
     points = simulation.study_points(system, options, solve_optimal)

@@ -84,7 +84,6 @@ class Tuned(Answer):
 
     @property
     def kept(self) -> bool:
-        """Whether the settings met the SLOs at the requested rate."""
         run = self.result.tried
         return run is not None and run.kept and run.rate_per_s >= self.result.rate_per_s
 
@@ -122,11 +121,7 @@ class Tuned(Answer):
             interval = "" if ends is None else f" (95 %: {ends[0]:.3g} to {ends[1]:.3g})"
             lines.append(f"Capacity {format_rate(found.capacity_per_s)}{interval}.")
         lines.append(f"{count_text(found.restarts, 'restart')}, {format_ms(1e3 * found.seconds)}.")
-        return lines
-
-    @property
-    def command(self) -> str:
-        return f"Start it with: {self.result.command}" if self.result.command and not self.todo else ""
+        return lines + ([reporting.CommandLine(f"Start it with: {found.command}")] if found.command else [])
 
     @property
     def warnings(self) -> list[Message]:
@@ -237,7 +232,6 @@ class Loop:
         return " ".join(f'"${ENGINE_TOKEN}"' if word == self.key else shlex.quote(word) for word in words)
 
     def with_recording(self) -> list[str]:
-        """Return the command with the engine's option for recording steps."""
         words = self.with_settings()
         return words + ([self.recording_flag] if self.recording_flag and self.recording_flag not in words else [])
 
@@ -283,7 +277,7 @@ class Loop:
             engine.stop()
 
     def by_hand(self) -> str:
-        """Ask for a restart, but at the first start. Raises BadInput."""
+        """Ask for a restart. Raises BadInput."""
         for _ in range(ASKED):
             if self.last is not None:
                 assert self.request.restart is not None
@@ -437,7 +431,6 @@ class Loop:
         )
 
     def raise_limit(self, limit: int) -> None:
-        """Measure with a higher limit of requests, and plan again."""
         planned = self.settings
         self.settings = {BY_KEY[self.engine].options[0].name: limit}
         try:

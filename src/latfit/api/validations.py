@@ -121,8 +121,7 @@ class Validation(Answer):
 def validate(request: ValidateRequest) -> Validation:
     """Simulate a measured serving run and compare TTFT, TPOT and latency with what was measured.
 
-    The steps of traces are fitted here, decode apart from steps with prefill. Settings that are not named come from the
-    traces and the metrics. Raises WrongUsage, BadInput, FitNotUsable.
+    Settings that are not named come from the traces and the metrics. Raises WrongUsage, BadInput, FitNotUsable.
     """
     request = with_settings(request)
     run, scatter = request.run, request.service == "fitted"
@@ -279,10 +278,7 @@ def ledger(request: LedgerRequest) -> LedgerAnswer:
 
 @verb(LedgerAddRequest)
 def add_to_ledger(request: LedgerAddRequest) -> LedgerAnswer:
-    """Compare a run with its plan and add both to a ledger.
-
-    plan: a plan for requests, or the tune.json of `latfit tune`, which has its run. Raises BadInput, TargetNotWritable.
-    """
+    """Compare a run with its plan and add both to a ledger. Raises BadInput, TargetNotWritable."""
     source = Path(request.plan)
     document = read_json(source, what="plan", made_by="latfit plan --out plan.json")
     tuned = isinstance(document, Mapping) and "runs" in document

@@ -158,6 +158,8 @@ def print_answer(found: "Answer", options: "OutputOptions", state: "State | None
     if options.json:
         print_json(found.to_json())
         return
+    from latfit.reporting import CommandLine
+
     # Some lines are simulated, which takes a while and may fail: before anything is printed.
     lines = [*found.lines, *(found.details if options.verbose else ())]
     sentence, tables = found.verdict, found.tables(brief=not options.verbose)
@@ -169,7 +171,8 @@ def print_answer(found: "Answer", options: "OutputOptions", state: "State | None
         print_table(table)
     for line in lines:
         text = line.lstrip(" ")
-        say(text, " " * (len(line) - len(text)))
-    if found.command:
-        echo(found.command)
+        if isinstance(line, CommandLine):
+            echo(line)
+        else:
+            say(text, " " * (len(line) - len(text)))
     print_messages(found.messages, verbose=options.verbose)

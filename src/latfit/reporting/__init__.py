@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     )
     from latfit.reporting.table import (
         Card as Card,
+        CommandLine as CommandLine,
         KeyNumber as KeyNumber,
         Table as Table,
         Verdict as Verdict,

@@ -24,16 +24,13 @@ Plan = TypeVar("Plan")
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure: file name without its ending, a text alternative, PNG bytes.
+    """A drawn figure."""
 
-    readings: JSON that the page's script shows under the pointer. broad: whether it takes the whole width of the page.
-    """
-
-    stem: str
+    stem: str  # file name without its ending
     alt: str
     png: bytes
-    readings: str = ""
-    broad: bool = False
+    readings: str = ""  # JSON that the page's script shows under the pointer
+    broad: bool = False  # whether it takes the whole width of the page
 
     @property
     def source(self) -> str:
@@ -51,7 +48,7 @@ class Slider:
 
 @dataclass(frozen=True)
 class Section:
-    """A folded part of a page. folded: a long table that stays closed."""
+    """A folded part of a page."""
 
     title: str
     anchor: str
@@ -60,7 +57,7 @@ class Section:
     sentences: Sequence[str] = ()
     formula: str = ""
     notes: Sequence[str] = ()
-    folded: Table | None = None
+    folded: Table | None = None  # a long table that stays closed
     open: bool = False
 
 
@@ -72,22 +69,19 @@ class Making:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page shows, the answer first.
-
-    bars: what would change `target`. warnings: message and remedy. subjects: paths with what they are.
-    """
+    """What a page shows, the answer first."""
 
     title: str
     made: Making
     answer: Card
     sliders: Sequence[Slider] = ()
     bars: Sequence[Bar] = ()
-    target: str = ""
+    target: str = ""  # what the bars change
     pictures: Sequence[Picture] = ()
     certainty: Sequence[str] = ()
-    warnings: Sequence[tuple[str, str]] = ()
+    warnings: Sequence[tuple[str, str]] = ()  # message and remedy
     sections: Sequence[Section] = ()
-    subjects: Sequence[tuple[str, str]] = ()
+    subjects: Sequence[tuple[str, str]] = ()  # paths with what they are
     notes: Sequence[str] = ()
 
 

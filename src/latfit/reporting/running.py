@@ -114,10 +114,7 @@ def window_lines(
     capacity: tuple[float, str],
     speed: PhaseSpeed | None,
 ) -> list[str]:
-    """Return what an engine did in a window.
-
-    times: histogram and limit in ms by title. capacity: requests/s within the SLO, NaN with a reason why unknown.
-    """
+    """times: histogram and limit in ms by title. capacity: requests/s within the SLO, or NaN and why."""
     figures, now, (capacity_per_s, unknown) = diagnosis.figures, seen.last, capacity
     cache, requests = "KV cache use unknown", "requests not counted"
     if math.isfinite(figures["kv_usage"]):

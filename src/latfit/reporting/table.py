@@ -30,6 +30,7 @@ MIN_WORD_COLUMN = 12  # letters that a column of words keeps on a narrow termina
 WIDEST = 1000
 BROAD = 4  # columns above which a table takes the page's whole width
 
+_OPTION = re.compile(r"--[a-z][\w-]*")  # no line ends in it
 _QUANTITY = re.compile(r"(\d) (%|ms\b|s\b|µs\b)")
 
 
@@ -53,6 +54,10 @@ class Table:
         return self.only(*(name for i, name in enumerate(self.columns) if any(row[i] for row in self.rows)))
 
 
+class CommandLine(str):
+    """A sentence that ends with a command to paste: printed on one line."""
+
+
 class Verdict(NamedTuple):
     text: str
     state: State
@@ -69,10 +74,7 @@ class KeyNumber:
 
 @dataclass(frozen=True)
 class Card:
-    """An answer: the question, the verdict, sentences, key numbers, a command.
-
-    at: the limit or the load that a slider shows for this answer.  facts: what decides about it, by name.
-    """
+    """An answer."""
 
     asked: str
     verdict: str
@@ -81,8 +83,8 @@ class Card:
     beside: Sequence[str] = ()
     numbers: Sequence[KeyNumber] = ()
     command: str = ""
-    at: str = ""
-    facts: Sequence[tuple[str, str]] = ()
+    at: str = ""  # the limit or the load that a slider shows for this answer
+    facts: Sequence[tuple[str, str]] = ()  # what decides about it, by name
 
 
 def make_bars(values: Iterable[tuple[str, float | None]], write: Callable[[float], str] = format_ms) -> list[Bar]:
@@ -170,7 +172,7 @@ def table_html(table: Table) -> Markup:
 def prose(text: str) -> Markup:
     """Return escaped HTML with commands between backticks as code."""
     whole = _QUANTITY.sub("\\1\u00a0\\2", text)
-    parts = [escape(part) for part in whole.split("`")]
+    parts = [Markup(_OPTION.sub(r'<span class="whole">\g<0></span>', escape(part))) for part in whole.split("`")]
     if len(parts) % 2 == 0:
         return escape(whole)
     return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
@@ -194,7 +196,7 @@ def card_html(
         table_html(each) if len(each.rows) <= MAX_CARD_ROWS else folded(each.caption, table_html(each))
         for each in tables
     ]
-    texts = [Markup('<p style="margin:3px 0">{}</p>').format(prose(each)) for each in sentences if each]
+    texts = [Markup('<p style="margin:3px 0">{}</p>').format(prose(each)) for each in sentences]
     return Markup(
         '<div style="border-left:4px solid {};padding:1px 14px;max-width:860px"><p><b>{}</b></p>{}</div>'
     ).format(STATE_COLOURS[state], verdict, Markup("").join([*grids, *texts, image]))

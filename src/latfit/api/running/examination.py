@@ -28,8 +28,6 @@ MIN_READINGS = 2
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Examination(Answer):
-    """A running engine over some seconds."""
-
     server: str
     diagnosis: Diagnosis  # what its counters prove
     seen: Interval
@@ -81,8 +79,7 @@ class Examination(Answer):
 def examine_server(request: DoctorRequest) -> Examination:
     """Find what binds a running engine, which setting would help, and which would do nothing.
 
-    Counters alone prove what binds. With a fit the observed load is simulated with settings moved, if its simulation
-    agrees with the server. Raises WrongUsage, BadInput, FitNotUsable.
+    Counters prove what binds; with a fit changed settings are simulated. Raises WrongUsage, BadInput, FitNotUsable.
     """
     server, slo = Server(request.url or ""), slo_of(request)
     wanted_s = in_ms(request.duration, "--duration") / 1e3
@@ -125,7 +122,6 @@ def fitted_engine(request: RunningEngine, seen: Interval, diagnosis: Diagnosis, 
 
 
 def check_limit(max_num_seqs: int | None, readings: Sequence[Reading]) -> None:
-    """Raise WrongUsage for a sequence limit below what runs."""
     most = max((each.state.running / each.state.engines for each in readings), default=0.0)
     if max_num_seqs is not None and most > max_num_seqs:
         raise WrongUsage(
@@ -136,7 +132,6 @@ def check_limit(max_num_seqs: int | None, readings: Sequence[Reading]) -> None:
 
 
 def slo_of(request: RunningEngine) -> tuple[float, float]:
-    """Return the limits of TTFT and TPOT in ms, infinite without."""
     return limit(request.ttft, "--ttft"), limit(request.tpot, "--tpot")
 
 
@@ -239,7 +234,7 @@ class Snapshot(Answer):
 
 @verb(WatchRequest)
 def watch_server(request: WatchRequest) -> Iterator[Snapshot]:
-    """Watch a running engine: a snapshot with each reading, without end. A server that goes away is asked again.
+    """Watch a running engine: a snapshot with each reading, without end.
 
     Raises WrongUsage, FitNotUsable; BadInput where the server never answered.
     """

@@ -38,9 +38,7 @@ OPEN = " No token is set: anyone who can reach this host can send requests."
 def serve(request: ServeRequest) -> PlainAnswer:
     """Pass each request on to one of several running engines, until SIGTERM or SIGINT.
 
-    engines: their addresses by name, the main path first; the address alone of the only one. times: typical times of a
-    whole reply; with hardware those of requests of these lengths, by the fit of that name. Raises WrongUsage, BadInput,
-    HardwareMissing, TargetNotWritable; Interrupted where requests were cut off.
+    Raises WrongUsage, BadInput, HardwareMissing, TargetNotWritable; Interrupted where requests were cut off.
     """
     live, engines, classes = _import_front(), request.engines, tuple(request.classes or ())
     if not isinstance(engines, Mapping) and len(alone := several(engines)) == 1 and not re.match(r"[\w-]+=", alone[0]):

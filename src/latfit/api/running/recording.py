@@ -123,8 +123,7 @@ def _describe(trace: Trace) -> str:
 def record_passes(request: RecordRequest) -> PlainAnswer:
     """Record the forward-pass metrics that an engine publishes over ZeroMQ: single steps.
 
-    url: zmq://host:port or ipc:///path. Ctrl-C ends it earlier, with what there is. Raises WrongUsage, HardwareMissing
-    (pyzmq), BadInput (no step came), TargetNotWritable.
+    Raises WrongUsage, HardwareMissing (pyzmq), BadInput (no step came), TargetNotWritable.
     """
     from latfit.record import PassRecorder
 
@@ -151,8 +150,7 @@ def record_passes(request: RecordRequest) -> PlainAnswer:
 def record_server(request: RecordRequest) -> Recorded:
     """Record a running engine from outside: its `/metrics`, polled, as means over windows.
 
-    url: of vLLM, SGLang, llama.cpp, or Triton's metrics. Ctrl-C ends it earlier, with what there is. Raises WrongUsage,
-    BadInput, TargetNotWritable.
+    Ctrl-C ends it earlier, with what there is. Raises WrongUsage, BadInput, TargetNotWritable.
     """
     long_ms, every_ms = in_ms(request.duration, "--duration"), in_ms(request.every, "--every")
     progress, path = request.progress, request.path
@@ -275,10 +273,9 @@ def _say(error: LatfitError) -> str:
 
 
 def fit_recording(recorded: Recorded) -> RecordedFit:
-    """Fit what `record_server` wrote (`NAME.fit.json`), simulate the load, and compare with the server's histograms.
+    """Fit what `record_server` wrote, simulate the load, and compare with the server's histograms.
 
-    The result says why there is no fit or comparison; an earlier fit of that name is deleted then. Raises
-    TargetNotWritable.
+    The result says why there is no fit or comparison. Raises TargetNotWritable.
     """
     before, after = texts_beside(recorded.out)
     begin_s, end_s = recorded.trace.provenance["texts_at_s"]

@@ -22,8 +22,6 @@ LOADS = ("50%", "70%")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Replay(Answer):
-    """Policies as they ran, with their predictions."""
-
     runs: Sequence[live.Compared]
     system: System
 
@@ -69,9 +67,7 @@ class Replay(Answer):
 def replay(request: ReplayRequest) -> Replay:
     """Send Poisson arrivals to executors on this machine under each policy, and compare with their simulation.
 
-    executors: such as a ThreadExecutor over your own engine. Without them decode steps of `model` run in two processes,
-    a core each: a stand-in for a GPU, which every batch reaches after `launch`, and a CPU path. Raises WrongUsage,
-    BadInput; HardwareMissing where there are no two cores.
+    Without executors decode steps of `model` run in two processes. Raises WrongUsage, BadInput, HardwareMissing.
     """
     names = _parts(request.policy)
     for name in names:

@@ -49,19 +49,15 @@ LETTERS = (
 
 @dataclass(frozen=True)
 class ReportInput:
-    """What a report is made from.
-
-    traces: cleaned rows by path. percentile: share of steps in percent that the plan was made for. request: the rest of
-    the plan's request. notes: on the making of this report.
-    """
+    """What a report is made from."""
 
     profile: HardwareProfile
-    traces: Mapping[str, Trace] = field(default_factory=dict)
+    traces: Mapping[str, Trace] = field(default_factory=dict)  # cleaned rows by path
     plan: Plan | None = None
-    percentile: float = 99.0
-    request: PlanRequest = field(default_factory=PlanRequest)
+    percentile: float = 99.0  # of steps, that the plan was made for
+    request: PlanRequest = field(default_factory=PlanRequest)  # the rest of the plan's request
     made: Making = field(default_factory=Making)
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # on the making of this report
 
 
 def render(report: ReportInput) -> Rendered:

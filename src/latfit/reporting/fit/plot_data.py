@@ -19,14 +19,11 @@ MAX_READINGS = 600
 
 
 class SlaLine(NamedTuple):
-    """An SLA on the map: its label, and the typical latency in ms at which it is just met.
-
-    decode: the largest decode batch within the SLA, which is off the line because decode steps have another noise.
-    """
+    """An SLA on the map."""
 
     label: str
-    typical_ms: float
-    decode: int | None = None
+    typical_ms: float  # typical latency at which the SLA is just met
+    decode: int | None = None  # largest decode batch, off the line because decode steps have another noise
 
 
 class Agreement(NamedTuple):
@@ -68,7 +65,7 @@ class FitView:
 
     @cached_property
     def box(self) -> tuple[float, float, float, float]:
-        """The measured range: smallest and largest B, smallest and largest S."""
+        """Smallest and largest measured B, smallest and largest S."""
         (B_low, B_high), (S_low, S_high) = (self.fit.domain[name] for name in ("B", "S"))
         return float(B_low), float(B_high), float(S_low), float(S_high)
 
@@ -105,10 +102,7 @@ class FitView:
         return Agreement(trace.floats("T_ms"), predicted, known) if np.all(predicted > 0) else None
 
     def readings(self) -> list[list[float | None]]:
-        """Rows (B, S, predicted ms, low, high, level in percent, measured median ms, rows) of steps on the map.
-
-        Integer steps on a grid of the map's axes, and the measured cells; None: no interval, not measured.
-        """
+        """Rows (B, S, predicted ms, low, high, level in percent, measured median ms, rows) of steps on the map."""
         B, S = (
             np.unique(np.round(np.geomspace(axis[0], axis[-1], READINGS_SIDE)))
             for axis in (self.surface.B, self.surface.S)

@@ -10,7 +10,7 @@ from latfit.exporting import start_line, vllm_flags
 from latfit.planning import CONFIRMED, MOST_SLOWER, Effect, PlannedEngines, ServingPlan, Stall, Stalls
 from latfit.reporting.plan.tables import STATES, PlanSummary, probability_text
 from latfit.reporting.simulation.tables import STATISTICS, times_table
-from latfit.reporting.table import Bar, Card, KeyNumber, Table, count, make_bars, make_table, named_facts
+from latfit.reporting.table import Bar, Card, CommandLine, KeyNumber, Table, count, make_bars, make_table, named_facts
 from latfit.simulation import EngineSummary
 from latfit.units import count_text, format_ms, format_percent, format_rate, number
 
@@ -25,9 +25,10 @@ VERDICTS = {"good": "meets the targets", "doubt": "likely meets the targets", "b
 
 def serving_summary(plan: ServingPlan) -> PlanSummary:
     tables = [*serving_tables(plan, brief=True), named_facts(plan_facts(plan))]
-    command = f"Start each: {engine_command(plan)}" if plan.feasible and not plan.unsupported else ""
+    usable = plan.feasible and not plan.unsupported
+    lines = [*plan.notes, *([CommandLine(f"Start each: {engine_command(plan)}")] if usable else [])]
     warnings = [*plan.unsupported, *(each.text for each in plan.warnings)]
-    return PlanSummary(verdict(plan), STATES[plan.promise], [], warnings, plan.notes, tables, command)
+    return PlanSummary(verdict(plan), STATES[plan.promise], lines, warnings, (), tables)
 
 
 def plan_facts(plan: ServingPlan) -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ from latfit.planning import (
     capacity_line,
 )
 from latfit.reporting.table import (
+    CommandLine,
     KeyNumber,
     State,
     Table,
@@ -269,7 +270,6 @@ class PlanSummary:
     warnings: Sequence[str]  # the most important first
     others: Sequence[str]  # about limits of steps where the answer is of a load
     tables: Sequence[Table] = ()
-    command: str = ""  # that starts the engine, behind its label
 
 
 def probability_text(probability: float) -> str:
@@ -277,10 +277,10 @@ def probability_text(probability: float) -> str:
 
 
 def plan_summary(plan: Plan) -> PlanSummary:
-    lines, command = [] if plan.capacity is None else [capacity_line(plan.capacity)], engine_line(plan)
-    if command:
+    lines = [] if plan.capacity is None else [capacity_line(plan.capacity)]
+    if command := engine_line(plan):
         edge = " (limited by the measured range)" if plan.settings and plan.settings.binding == MEASURED else ""
-        command = f"{BY_KEY[_engine_key(plan)].name} on {plan.engines_path}{edge}: {command}"
+        lines.append(CommandLine(f"{BY_KEY[_engine_key(plan)].name} on {plan.engines_path}{edge}: {command}"))
     elif _is_usable(plan):
         lines.append(f"Engine settings: {plan.unknown['settings']}.")
     tables = [limits_table(plan)] if plan.rate_per_s is None and plan.feasible else []
@@ -297,7 +297,6 @@ def plan_summary(plan: Plan) -> PlanSummary:
         [*doubts, *(each.text for each in plan.warnings if each not in others)],
         [each.text for each in others],
         tables,
-        command,
     )
 
 
