@@ -22,7 +22,7 @@ from latfit.api.request import given_in, ignored, option_of, verb
 from latfit.api.requests import LedgerAddRequest, LedgerRequest, ReadRequest, ValidateRequest
 from latfit.errors import BadInput, FitNotUsable, WrongUsage
 from latfit.inputs import read_json
-from latfit.messages import Message, message, note
+from latfit.messages import Message, message
 from latfit.model import FitResult
 from latfit.planning import ServingPlan
 from latfit.record import texts_beside
@@ -156,15 +156,13 @@ def validate(request: ValidateRequest) -> Validation:
     others = abs(counted - len(measured)) > MAX_OTHERS * len(measured)
     warnings = [
         *(
-            message("engine_setup", what=each.text, option=f"If not so, give {each.option}.")
-            if each.option
-            else note(each.text)
+            message("engine_setup", what=each.text, option=f"If not so, give {each.option}." if each.option else "")
             for each in setup.notes
         ),
         *([] if apart is None else [apart]),
         *(message("left_out", what=note) for note in measured.notes),
         *([message("other_requests", counted=counted, requests=len(measured))] if others else []),
-        *map(note, fits.notes),
+        *(message("engine_setup", what=each, option="") for each in fits.notes),
         *validation.cautions_about(fits.decode.result, prefill, found.run, settings),
     ]
     speed = None

@@ -172,7 +172,7 @@ def table_html(table: Table) -> Markup:
 def prose(text: str) -> Markup:
     """Return escaped HTML with commands between backticks as code."""
     whole = _QUANTITY.sub("\\1\u00a0\\2", text)
-    parts = [Markup(_OPTION.sub(r'<span class="whole">\g<0></span>', escape(part))) for part in whole.split("`")]
+    parts = [Markup(_OPTION.sub(r'<span class="whole">\g<0></span>', str(escape(part)))) for part in whole.split("`")]
     if len(parts) % 2 == 0:
         return escape(whole)
     return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))

@@ -91,7 +91,7 @@ class TestAnswerFirst:
         assert found is not None
         assert report.plan is not None
         assert report.plan.settings is not None
-        assert f"--max-num-seqs {report.plan.settings.max_num_seqs}" in found[1]
+        assert f"--max-num-seqs {report.plan.settings.max_num_seqs}" in re.sub("<.*?>", "", found[1])
 
     def test_details_are_closed_and_links_reach_into_them(self, html: str) -> None:
         parts = re.findall(r'<details class="part">\n<summary><h2>.*?</h2></summary>\n<div id="([^"]*)">', html)
