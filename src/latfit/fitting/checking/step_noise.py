@@ -27,19 +27,23 @@ MAX_PAUSES_TESTED = 2000  # pauses that enter the pairwise test; so many decide 
 def batch_groups(B: FloatArray, log_ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
     """Return the group (n,) of each batch size: sizes are split where the spread of steps changes beyond chance.
 
-    The spread is the distance from the median, that of the farthest hundredth being capped. weights: independent steps
-    (n,).
+    The spread is the distance above the median, and below it, that of the farthest hundredth being capped. weights:
+    independent steps (n,).
     """
     number = by_size(B)
     group = np.zeros(len(B), dtype=np.intp)
-    distance = np.abs(log_ratio - weighted_quantiles(log_ratio, (0.5,), weights)[0])
-    distance = np.minimum(distance, weighted_quantiles(distance, (0.99,), weights)[0])
-    distance -= np.average(distance, weights=weights)
-    below, off = (np.cumsum(np.bincount(number, weights=weights * each)) for each in (np.ones(len(B)), distance))
+    off = log_ratio - weighted_quantiles(log_ratio, (0.5,), weights)[0]
+    below = np.cumsum(np.bincount(number, weights=weights))
     tried = (below >= MIN_GROUP) & (below[-1] - below >= MIN_GROUP)
-    if np.max(np.abs(off[tried]), initial=0.0) <= math.sqrt(float(weights @ distance**2) * math.log(2 / LEVEL) / 2):
+    change = np.zeros(len(below))
+    for distance in (np.maximum(off, 0.0), np.maximum(-off, 0.0)):
+        distance = np.minimum(distance, weighted_quantiles(distance, (0.99,), weights)[0])
+        distance -= np.average(distance, weights=weights)
+        walk = np.abs(np.cumsum(np.bincount(number, weights=weights * distance)))
+        change = np.maximum(change, walk / max(math.sqrt(float(weights @ distance**2)), 1e-300))
+    if np.max(change[tried], initial=0.0) <= math.sqrt(math.log(4 / LEVEL) / 2):
         return group
-    large = number > np.argmax(np.where(tried, np.abs(off), 0.0))
+    large = number > np.argmax(np.where(tried, change, 0.0))
     for side in (~large, large):
         group[side] = batch_groups(B[side], log_ratio[side], weights[side])
     group[large] += group[~large].max() + 1
