@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         examine_server as examine_server,
         watch_server as watch_server,
     )
-    from latfit.api.running.fronts import serve as serve
+    from latfit.api.running.fronts import Replay as Replay, replay as replay, serve as serve
     from latfit.api.running.recording import (
         Recorded as Recorded,
         RecordedFit as RecordedFit,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
         record_passes as record_passes,
         record_server as record_server,
     )
-    from latfit.api.running.replays import Replay as Replay, replay as replay
     from latfit.api.serving import EnginePlan as EnginePlan, plan_engine as plan_engine
     from latfit.api.simulations import (
         PolicySimulation as PolicySimulation,

@@ -11,9 +11,8 @@ from latfit import reporting, simulation
 from latfit.api.answer import WithPage
 from latfit.api.fits import Fit, as_fit, names_a_fit
 from latfit.api.hardware import profile_of
-from latfit.api.loads import make_load, notes_of, recording_of
 from latfit.api.quantities import duration, limit, rates, several, transfer as transfers, values_of
-from latfit.api.reading import columns_in, read
+from latfit.api.reading import columns_in, make_load, notes_of, read, recording_of
 from latfit.api.request import declared, given_in, ignored, verb
 from latfit.api.requests import SimulateEngineRequest, SpecialSettings
 from latfit.api.simulations import Simulation

@@ -21,8 +21,8 @@ from latfit.api.engines import (
 )
 from latfit.api.fits import as_fit
 from latfit.api.hardware import profile_of
-from latfit.api.loads import make_load, notes_of
 from latfit.api.quantities import duration, percent, rates, transfer as transfers
+from latfit.api.reading import make_load, notes_of
 from latfit.api.request import verb
 from latfit.api.requests import EnginePlanRequest
 from latfit.errors import BadInput, WrongUsage, located

@@ -13,8 +13,8 @@ from msgspec import structs
 from latfit import reporting, simulation
 from latfit.api.answer import Answer, State, WithPage, data_frame
 from latfit.api.hardware import check_one_model, profile_of
-from latfit.api.loads import make_load, notes_of, request_tokens
 from latfit.api.quantities import by_name, count, duration, limit, rates, several, values_of
+from latfit.api.reading import make_load, notes_of, request_tokens
 from latfit.api.request import declared, given_in, ignored, option_of, verb
 from latfit.api.requests import PolicySettings, SimulateRequest, StudyRequest
 from latfit.errors import SlaOutOfReach, WrongUsage, refuse

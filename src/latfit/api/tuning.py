@@ -17,8 +17,8 @@ import numpy as np
 from latfit import reporting
 from latfit.api.answer import Answer, State
 from latfit.api.fits import Fit, fit
-from latfit.api.loads import make_load
 from latfit.api.quantities import duration, rates
+from latfit.api.reading import make_load
 from latfit.api.reports import export
 from latfit.api.request import verb
 from latfit.api.requests import ENGINE_TOKEN, EnginePlanRequest, TuneRequest

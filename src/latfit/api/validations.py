@@ -16,8 +16,7 @@ from latfit.api.engines import (
     with_settings,
 )
 from latfit.api.fits import Fit, PhaseFits, as_fit, fit_phases, names_a_fit
-from latfit.api.loads import recording_of
-from latfit.api.reading import read, read_timed
+from latfit.api.reading import read, read_timed, recording_of
 from latfit.api.request import given_in, ignored, option_of, verb
 from latfit.api.requests import LedgerAddRequest, LedgerRequest, ReadRequest, ValidateRequest
 from latfit.errors import BadInput, FitNotUsable, WrongUsage

@@ -66,7 +66,7 @@ VERBS = {
 }
 """Groups of `latfit --help`, each verb with its line."""
 
-MODULES = {"demo": "demo", "fit": "fit", "hardware": "hardware", "ingest": "traces", "plan": "plan", "trace": "traces"}
+MODULES = {"demo": "fit", "fit": "fit", "hardware": "plan", "ingest": "traces", "plan": "plan", "trace": "traces"}
 """Modules of verbs; the others are in `commands`."""
 
 

@@ -1,4 +1,4 @@
-"""`latfit fit`: one fit a system, with its execution path and its file."""
+"""`latfit fit`: one fit a system, with its execution path and its file; `latfit demo`."""
 
 import math
 import shlex
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from latfit.api.request import Request, option, shared
-from latfit.api.requests import FitEachRequest, Hardware, ModelOptions, ReportFolder
-from latfit.cli.options import OutputOptions, read_sources, verb
+from latfit.api.requests import FitEachRequest, Hardware, ModelOptions, ReportFolder, Seed
+from latfit.cli.options import OutputOptions, Quiet, read_sources, verb
 from latfit.cli.output import (
     echo,
     note,
@@ -21,11 +23,13 @@ from latfit.cli.output import (
     say,
     suggest,
 )
-from latfit.errors import FitNotUsable
+from latfit.errors import FitNotUsable, WrongUsage
+from latfit.units import parse_duration_ms
 
 if TYPE_CHECKING:
     from latfit.api import Fit
     from latfit.messages import Message
+
 
 ASSUMED_PATH = "gpu"  # steps without a path come from an engine's log, and engines run on GPUs
 MAX_IN_FULL = 2  # fits that are shown one after another; more of them are rows of a table
@@ -224,3 +228,56 @@ def _check_usable(fits: Sequence[Stored], *, strict: bool, where: str) -> None:
         others = f" (and {len(problems) - 1:,} more of {len(fits):,} fits)" if len(problems) > 1 else ""
         where = f"{where} ({first.system})" if first.label else where
         raise FitNotUsable(f"{found}{others}", where=where, remedy=remedy)
+
+
+@dataclass(frozen=True)
+class DemoOptions(Request):
+    PANEL = "Demo"
+    out: Path = option("Output folder.", Path("reports/demo"), metavar="DIR")
+    budget: str = option("Time to spend measuring.", "60s")
+    seed: Seed = 0
+    quiet: Quiet = False
+
+
+@verb
+def demo(options: DemoOptions) -> None:
+    """Profile, fit, plan and report on this machine.
+
+    The main workflow end to end, without extras.
+
+    \b
+    latfit demo --out reports/demo
+    """
+    from latfit.api import Fit
+    from latfit.files import make_folder
+    from latfit.hardware import HardwareProfile
+
+    out, seed, budget = options.out, options.seed, options.budget
+    parse_duration_ms(budget, option="--budget")
+    make_folder(out)
+    trace, hardware, fitted = out / "trace.parquet", out / "hardware.json", out / "trace.fit.json"
+    for path in HardwareProfile.read(hardware).paths.values() if hardware.exists() else ():
+        if path.fit.data.source != str(trace.resolve()):  # the fit would replace it
+            remedy = "Give the demo a folder of its own with --out."
+            raise WrongUsage(f"path {path.name} in it is not of a demo", where=str(hardware), remedy=remedy)
+    quietly = ["--quiet"] if options.quiet else []
+    measuring = ["--budget", budget, "--out", trace, "--seed", seed, *quietly]
+    _do(1, f"latfit profile --budget {budget}", "profile", *measuring)
+    # A busy machine may allow no good fit; the demo goes on with it, and its warnings, to the end.
+    fitting = [trace, "--hardware", hardware, "--out", fitted, "--seed", seed, "--force", *quietly]
+    _do(2, "latfit fit trace.parquet", "fit", *fitting)
+    sla = feasible_sla(Fit.load(fitted), least_ms=0.0)
+    planning = ["--sla", sla, "--hardware", hardware, *quietly]
+    _do(3, f"latfit plan --sla {sla}", "plan", *planning, goes_on=True)
+    _do(4, f"latfit report --sla {sla}", "report", *planning, "--out", out)
+    echo(f"\nOpen {out / 'report.html'} in a browser.")
+
+
+def _do(number: int, shown: str, *arguments: object, goes_on: bool = False) -> None:
+    """Run a command as a user would type it; its exit code ends the demo unless that goes on."""
+    from latfit.cli.app import run
+
+    echo(f"\n[{number}/4] {shown}", bold=True)
+    code = run([str(argument) for argument in arguments])
+    if code and not goes_on:
+        raise typer.Exit(code)

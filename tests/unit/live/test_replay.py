@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from latfit.api.running.replays import Replay, replay
+from latfit.api.running.fronts import Replay, replay
 from latfit.cli.app import run
 from latfit.errors import LatfitError
 from latfit.live import Compared, ThreadExecutor
