@@ -98,7 +98,7 @@ def test_a_rate_needs_lengths_where_steps_depend_on_them(in_tmp: Path, capsys: C
 def test_the_largest_steps_are_three_rows(in_tmp: Path, capsys: Captured) -> None:
     """T = 4 + 0.1 B + 0.02 S ms within 20 ms; the next command has the same percentile and context."""
     keep(in_tmp, machine(gpu=fit_with([4, 0.1, 0.02], "linear", domain={"B": [1, 256], "S": [1, 4096]})))
-    assert latfit("plan", "--sla", "20ms", "--percentile", "90", "--context", "700") == 0
+    assert latfit("plan", "--sla", "20ms", "--percentile", "90%", "--context", "700") == 0
     told = " ".join(capsys.readouterr().out.split())
     assert re.search(r"decode 133 requests without prefill, on gpu prefill 795 tokens, at B = 1 on gpu mixed", told)
     mixed = re.search(r"mixed (\d+) \+ \d+ requests .* leave room for prefill in each step", told)

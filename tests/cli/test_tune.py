@@ -38,6 +38,11 @@ def test_a_dry_run_starts_nothing(command: str, started: str, in_tmp: Path, caps
     assert not [*in_tmp.iterdir()]
 
 
+def test_a_program_that_does_not_exist_leaves_no_folder(in_tmp: Path) -> None:
+    assert run(["tune", *LOAD, "--", "no-such-engine", "--port", str(free_port())]) == 3
+    assert not [*in_tmp.iterdir()]
+
+
 SLOS = LOAD[4:]
 
 

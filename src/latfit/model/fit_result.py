@@ -92,7 +92,7 @@ class FitStatus(Enum):
         return str(self.value)
 
 
-class FitResult(Record, frozen=True, eq=False, tag_field="schema", tag="latfit.fit/1"):
+class FitResult(Record, frozen=True, tag_field="schema", tag="latfit.fit/1"):
     what: ClassVar[str] = "fit"
     made_by: ClassVar[str] = "latfit fit TRACE"
 

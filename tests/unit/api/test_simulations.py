@@ -117,7 +117,7 @@ class TestEngines:
             "64:32",
             kv_blocks=400,
             batching=["chunked-prefill", "static"],
-            engine={"synchronous": True, "prefix_hit_rate": 0.5},
+            engine={"synchronous": True, "prefix_hit_rate": 0.5, "kv_blocks": 7},  # what is named precedes it
             ttft="1s",
             replicas=2,
             requests=200,

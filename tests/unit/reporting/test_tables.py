@@ -1,5 +1,7 @@
 """The tables say what the results say, in words where a number would mislead."""
 
+import math
+
 import pytest
 from msgspec import structs
 
@@ -10,6 +12,7 @@ from latfit.planning.result import Plan
 from latfit.reporting.fit import tables
 from latfit.reporting.fit.page import ReportInput
 from latfit.reporting.plan.tables import key_numbers, step_tables, thresholds_table
+from latfit.reporting.simulation.tables import with_interval
 from latfit.reporting.table import Table, make_table, table_html
 from tests.unit.reporting.conftest import held_out, machine, two_paths
 
@@ -35,6 +38,11 @@ class TestParameters:
         table = tables.parameters(fit)
         assert "tau_S" not in column(table, "value")
         assert table.note == "Not identified by these steps: tau_S."
+
+
+def test_a_request_without_an_answer_has_no_unlimited_time() -> None:
+    assert with_interval(math.inf, None) == "no answer"
+    assert with_interval(36.0, (32.0, math.inf)) == "36 ms (32 ms or more)"
 
 
 class TestTrust:
