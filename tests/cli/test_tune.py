@@ -76,6 +76,8 @@ def test_the_busiest_part_of_recorded_requests_is_sent(in_tmp: Path, capsys: pyt
         ([*LOAD[:4], "--", "vllm"], "no SLO is given"),
         ([*SLOS, "--", "vllm"], "no load is given"),
         ([*LOAD, "--load", "5", "--", "vllm"], "--load"),
+        ([*LOAD, "--", "vllm", "serve", "M", "--port", "99999"], "'http://127.0.0.1:99999' is no address"),
+        ([*LOAD, "--url", "ftp://here"], "is no address of a server"),
     ],
 )
 def test_what_is_missing_is_named(

@@ -221,6 +221,7 @@ class Loop:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         place = f"[{host}]:{port[0]}" if ":" in host else f"{host}:{port[0]}"
         self.url = (request.url or f"http://{place}").rstrip("/")
+        Server(self.url)  # refuses what is no address
 
     def with_settings(self) -> list[str]:
         """Return the command, or the options alone if others start it."""
