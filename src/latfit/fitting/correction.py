@@ -42,7 +42,7 @@ MIN_PREFILL_STEPS = 30  # of prefill alone, from which they have a table, if som
 MAX_SWEEPS = 50
 PRIOR_SUPPORT = 1e-3  # weight of a node without steps in an isotonic regression
 MAX_FALL = 1e3
-FADE = 2 * OCTAVE
+FADE, FAR = 2 * OCTAVE, 4 * OCTAVE
 DIRECTIONS = 16
 
 DECODE_ONLY, PREFILL_ONLY, MIXED = KINDS = range(3)
@@ -149,15 +149,15 @@ def _thin(values: FloatArray, distance: float) -> FloatArray:
 
 
 def _pad(x: FloatArray) -> FloatArray:
-    """Add nodes beyond either end: one four times as far as neighbours are apart there, one an octave off."""
+    """Add nodes beyond either end, where the correction fades: one four times as far as neighbours are apart there.
+
+    The last one above is FAR off, where nothing is needed to keep T from falling.
+    """
     gaps = np.diff(x[x > 0])
-    below, above = (
-        sorted({min(4 * float(np.median(part)), OCTAVE), OCTAVE}) if len(part) else [OCTAVE]
-        for part in (gaps[:4], gaps[-4:])
-    )
-    low = [x[0] - far for far in reversed(below) if x[0] - far > 0] if x[0] > 0 else []
+    below, above = (min(4 * float(np.median(part)), OCTAVE) if len(part) else OCTAVE for part in (gaps[:4], gaps[-4:]))
+    low = [x[0] - far for far in sorted({below, OCTAVE}, reverse=True) if x[0] - far > 0] if x[0] > 0 else []
     zero = [0.0] if 0 < x[0] <= OCTAVE else []
-    return np.concatenate([zero, low, x, x[-1] + np.array(above)])
+    return np.concatenate([zero, low, x, x[-1] + np.array([above, FAR])])
 
 
 def smooth_in_rounds(
@@ -171,13 +171,13 @@ def smooth_in_rounds(
     kinds, limit = [part for each in KINDS if len(part := np.flatnonzero(kind == each))], np.empty(len(rows))
     for bandwidth in BANDWIDTHS[:rounds]:
         kernels = [np.exp(-np.abs(x[:, None] - x) / (bandwidth * OCTAVE)) for x in grid.nodes.values()]
+        far = np.abs(residual - table.ravel()[node])
+        for part in kinds:
+            limit[part] = OUTLIER * np.median(far[part])
         for size in range(1, len(shape) + 1):
             for axes in itertools.combinations(dimensions, size):
                 others = tuple(axis for axis in dimensions if axis not in axes)
                 rest = residual - table.ravel()[node]
-                far = np.abs(rest)
-                for part in kinds:
-                    limit[part] = OUTLIER * _median(far[part])
                 total = np.bincount(node, weight * np.clip(rest, -limit, limit), table.size).reshape(shape)
                 mean, steps = (each.sum(axis=others, keepdims=True) for each in (total, count))
                 for axis in axes:
@@ -185,12 +185,6 @@ def smooth_in_rounds(
                     mean, steps = (np.moveaxis(each, 0, axis) for each in smoothed)
                 table = table + mean / (steps + PRIOR_STEPS)
         yield table * weight_at
-
-
-def _median(values: FloatArray) -> float:
-    """Return np.median of a few values, at a fraction of its overhead."""
-    middle = [(len(values) - 1) // 2, len(values) // 2]
-    return float(np.partition(values, middle)[middle].mean())
 
 
 def fade(grid: Grid, measured: NDArray[np.bool_]) -> FloatArray:
@@ -218,7 +212,9 @@ class Smoothed:
         """Return the table of a correction: that of the chosen rounds, with latency falling by no more than noise."""
         grid = self.grid
         table, free = np.choose(grid.kinds(), [self.tables[number] for number in smoothing.rounds]), may_fall(grid)
-        rising = make_monotone(fit_isotonic(self.log_ms + table, free, self.support), free) - self.log_ms
+        rising = (
+            make_monotone(fit_isotonic(self.log_ms + table, free, self.support, smoothing.noise), free) - self.log_ms
+        )
         return np.asarray(np.clip(table, rising - smoothing.noise / 2, rising + smoothing.noise / 2))
 
 
@@ -247,14 +243,20 @@ def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, mode
     return found
 
 
-def fit_isotonic(table: FloatArray, free: Sequence[NDArray[np.bool_]], support: FloatArray) -> FloatArray:
-    """Return the weighted least-squares table that rises along each axis in turn, except where steps may fall."""
+def fit_isotonic(
+    table: FloatArray, free: Sequence[NDArray[np.bool_]], support: FloatArray, most: float = 0.0
+) -> FloatArray:
+    """Return the weighted least-squares table that rises along each axis in turn, except where steps may fall.
+
+    Lines that fall by `most` or less stay.
+    """
     found, weights = table.copy(), support + PRIOR_SUPPORT
     for axis, loose in enumerate(free):
         lines, of_line, fall = (np.moveaxis(x, axis, -1) for x in (found, weights, np.where(loose, MAX_FALL, 0.0)))
-        for at in np.argwhere((np.diff(lines, axis=-1) < -fall[..., :-1]).any(axis=-1)):
-            rise = np.append(0.0, np.cumsum(fall[(*at,)][:-1]))
-            lines[(*at,)] = pool_adjacent(lines[(*at,)] + rise, of_line[(*at,)]) - rise
+        rise = np.cumsum(fall, axis=-1) - fall
+        raised = lines + rise
+        for at in np.argwhere((np.maximum.accumulate(raised, axis=-1) - raised > most).any(axis=-1)):
+            lines[(*at,)] = pool_adjacent(raised[(*at,)], of_line[(*at,)]) - rise[(*at,)]
     return found
 
 

@@ -36,7 +36,10 @@ from latfit.model import CORRECTION, FAMILY, MOE, Choice, Separable, decode_only
 from latfit.stats import FloatArray
 
 SAMPLE_ROWS = 1000
-STEPS = 20  # solver steps of the trial of a value
+STEPS, GAIN = (
+    20,
+    1e-4,
+)  # of the trial of a value: solver steps, and relative gain at which it stops; one that pays gains 1 %
 TILES = ("Q", "V")
 ORDER = (("p",), ("p_A",), ("Q", "rho"), ("V",), ("p",), ("p_A",))
 """Discrete parameters chosen together, in this order; sharpness again after the tile lengths."""
@@ -98,7 +101,7 @@ def _tried(data: Rows, f_scale: float, state: _State, setting: Mapping[str, floa
     names = [p.name for p in problem.model.parameters]
     start = np.array([problem.fixed.get(name, x) for name, x in zip(names, state.theta, strict=True)])
     descent = Descents.alike(by_cell(problem), f_scale)
-    (end,) = minimise_all(descent, problem.coordinates(start)[None], steps=STEPS, gain=1e-6)
+    (end,) = minimise_all(descent, problem.coordinates(start)[None], steps=STEPS, gain=GAIN)
     return _State(options, problem.theta(end.z), end.cost)
 
 

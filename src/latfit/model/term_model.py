@@ -5,7 +5,7 @@ rate). Choices (a tile length, sharpness) take a few values. The engine simulato
 terms.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -200,8 +200,11 @@ class Separable:
         front = self.base.assemble(outer[:in_base], coefficients[:-own]) if self.base else np.empty(0)
         return np.concatenate([front, coefficients[len(coefficients) - own :], outer[in_base:]])
 
-    def held(self, steps: Steps, weights: FloatArray, given: Shapes) -> dict[str, float]:
-        """Return the values of parameters that these steps do not determine: dependent terms and their shapes."""
+    def held(self, steps: Steps, weights: FloatArray, given: Shapes, known: Container[str] = ()) -> dict[str, float]:
+        """Return the values of parameters that these steps do not determine: dependent terms and their shapes.
+
+        known: terms that are held already.
+        """
         seen = features_of(steps)
         shapes = self._nominal(seen, given)
         rows = np.sqrt(weights)[:, None]
@@ -209,13 +212,10 @@ class Separable:
         if self.base is not None:
             middle = [1 / float(np.median(steps[column])) for _, column in self.base.rates]
             base = self.base.basis(np.array(middle + [0.0] * (self._in_base - len(middle))), steps) * rows
-        possible = [term.when(seen) for term in self.terms]
-        own = np.stack([t.column(seen, shapes) * p for t, p in zip(self.terms, possible, strict=True)], axis=1) * rows
-        free = [
-            term
-            for term, is_new, is_possible in zip(self.terms, _independent(base, own), possible, strict=True)
-            if is_new or (is_possible and term.parameter.name in NEVER_HELD)
-        ]
+        possible = [t for t in self.terms if t.parameter.name not in known and t.when(seen)]
+        own = np.stack([np.empty(len(rows)), *(t.column(seen, shapes) for t in possible)], axis=1)[:, 1:] * rows
+        new = _independent(base, own)
+        free = [t for t, is_new in zip(possible, new, strict=True) if is_new or t.parameter.name in NEVER_HELD]
         needed = {name for term in free for name in term.slopes}
         found = {term.parameter.name: 0.0 for term in self.terms if term not in free}
         return found | {name: shapes[name] for s in self.shapes if (name := s.parameter.name) not in needed}
@@ -259,17 +259,32 @@ def _used(coefficients: FloatArray) -> list[bool]:
 
 NEVER_HELD = ("tau_0", "tau_B", "tau_S")  # zero for tau_S would be a claim where only tau_B + tau_S is identifiable
 
+SAMPLE_ROWS = 500
 MIN_NEW_SHARE = 1e-5  # of a column's length outside the span of those before it; less is rounding
 
 
 def _independent(base: FloatArray, own: FloatArray) -> list[bool]:
     """Return which columns of `own` (n, m) are no combination of `base` (n, k) and the independent ones before them."""
+    X, first = _unit(np.concatenate([base, own], axis=1)), base.shape[1]
+    few = X[:: max(len(X) // SAMPLE_ROWS, 1)]
+    kept = _new_columns(few, first)
+    # Columns that some rows show to be independent are so; the others may be a combination on these rows only.
+    if len(few) < len(X) and not all(kept):
+        basis = [*range(first), *(first + i for i, is_new in enumerate(kept) if is_new)]
+        rest = [first + i for i, is_new in enumerate(kept) if not is_new]
+        combination = np.linalg.lstsq(few[:, basis], few[:, rest], rcond=None)[0]
+        if np.any(np.linalg.norm(X[:, rest] - X[:, basis] @ combination, axis=0) > MIN_NEW_SHARE):
+            return _new_columns(X, first)
+    return kept
+
+
+def _new_columns(X: FloatArray, first: int) -> list[bool]:
+    """Return which columns of X (n, m) from `first` on are no combination of those before."""
     # The triangle has the inner products of the columns, and few rows.
-    together = np.asarray(np.linalg.qr(_unit(np.concatenate([base, own], axis=1)), mode="r"))
-    first, own = together[:, : base.shape[1]], together[:, base.shape[1] :]
-    directions = np.linalg.qr(first)[0] if base.shape[1] else first
+    together = np.asarray(np.linalg.qr(_unit(X), mode="r"))
+    directions = np.linalg.qr(together[:, :first])[0]
     kept = []
-    for column in own.T:
+    for column in together[:, first:].T:
         rest = column - directions @ (directions.T @ column)
         rest = rest - directions @ (directions.T @ rest)
         size = float(np.linalg.norm(rest))

@@ -143,6 +143,19 @@ def test_far_from_the_measured_steps_the_formula_speaks_alone(corrected: FitResu
     assert abs(np.log(corrected.latency_ms(**far) / formula))[0] < NOISE
 
 
+def test_what_keeps_latency_from_falling_ends_where_the_formula_has_grown() -> None:
+    """20 ms and 0.05 ms a request, a third more from 32 requests on: 30 ms at 64, which the formula passes at 200."""
+    B = np.repeat(np.arange(1.0, 65.0), 6)
+    T = (20 + 0.05 * B) * np.where(B >= 32, 4 / 3, 1.0) * np.exp(np.random.default_rng(0).normal(0, NOISE, len(B)))
+    options = FitOptions("linear+correction", fixed={"tau_0": 20.0, "tau_B": 0.05, "tau_S": 0.0})
+    fit = fit_trace(Trace({"B": B, "S": B, "T_ms": T}), options)
+    assert fit.correction is not None
+    asked = np.array([64.0, 90.0, 128.0, 1100.0])
+    assert fit.latency_ms(asked[:1], asked[:1])[0] == pytest.approx(T[-6:].mean(), rel=0.03)
+    assert np.all(np.diff(fit.latency_ms(asked, asked)) > -0.03 * 30)
+    assert fit.latency_ms(asked[3:], asked[3:])[0] == pytest.approx(20 + 0.05 * 1100, rel=NOISE)
+
+
 def test_interpolates_as_scipy_does(corrected: FitResult) -> None:
     from scipy.interpolate import RegularGridInterpolator
 

@@ -208,7 +208,7 @@ def _held(data: Rows, whole: FitProblem, train: NDArray[np.intp]) -> set[str]:
     if not isinstance(whole.model, Separable):
         return set()
     options, part = whole.options, data.at(train)
-    held = whole.model.held(part.steps, part.weights / part.observed**2, options.fixed)
+    held = whole.model.held(part.steps, part.weights / part.observed**2, options.fixed, known=whole.fixed)
     costs = {term.parameter.name for term in whole.model.terms}
     return (held.keys() & costs) - {*whole.fixed, *options.bounds, *options.priors}
 

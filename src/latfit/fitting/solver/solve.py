@@ -188,7 +188,7 @@ class Solution:
     converged: bool
 
 
-ROUGHLY, FINELY = 1e-6, 1e-9  # relative gains at which a search stops
+ROUGHLY = 1e-6  # relative gain at which a race stops
 
 
 def solved_once(data: Rows, options: FitOptions) -> tuple[FitProblem, Solution]:
@@ -222,9 +222,9 @@ def solve(problem: FitProblem, warm: FloatArray | None = None) -> Solution:
     starts = find_starts(sample_rows(few, SEARCH_ROWS), first, racers)
     # on the sample at a generous scale, then at the best end's; the best of these on all rows
     ends = _race(sample, first, starts, ROUGHLY, RACE_STEPS)
-    ends = _race(sample, _scale(sample, ends[0].z), [end.z for end in ends], FINELY, RACE_STEPS)
+    ends = _race(sample, _scale(sample, ends[0].z), [end.z for end in ends], ROUGHLY, RACE_STEPS)
     close = [end.z for end in ends if end.cost <= (1 + CLOSE) * ends[0].cost][:FINALISTS]
-    ends = _race(rows, _scale(rows, ends[0].z), close, GAIN, MAX_STEPS)
+    ends = _race(rows, _scale(rows, ends[0].z), close, ROUGHLY, MAX_STEPS)
     f_scale = _scale(rows, ends[0].z)
     return _at_the_edge(rows, f_scale, _race(rows, f_scale, [end.z for end in ends], GAIN, MAX_STEPS)[0])
 
