@@ -117,6 +117,16 @@ class TestInverse:
         plan = make_plan(machine(gpu=fit_with([2.0, 0.0, 0.01], "linear", intervals=known)), 5.0)
         assert {row.S: row.B_max for row in plan.B_at_S if row.S in (16, 32)} == {16: 15, 32: 32}  # 3 (2 + 0.16) > 5
 
+    def test_the_promised_tokens_keep_the_sla_with_slow_draws(self) -> None:
+        """T = 4 + k S: 30 ms take S = 26 / k, k = 0.1 or the 97.5 % quantile of its draws."""
+        k = 0.1 * np.exp(np.random.default_rng(0).normal(0, 0.1, 200))
+        drawn = {"parameters": ["tau_S"], "values": k[:, None].tolist()}
+        plan = make_plan(machine(gpu=fit_with([4.0, 0.0, 0.1], "linear", draws=drawn)), 30.0)
+        promised = int(26 / np.quantile(k, 0.975))
+        found = {row.B: (row.S_max, row.S_promised) for row in plan.S_at_B}
+        assert {found[B] for B in (1, 8, 128)} == {(260, promised)}
+        assert found[256] == (260, None)  # not even the decode step of 256 tokens
+
     def test_beyond_the_measured_range_is_marked(self) -> None:
         small = fit_with(REFERENCE.tolist(), domain={"B": [1, 256], "S": [1, 256]})
         plan = make_plan(machine(cpu=small), 30.0)

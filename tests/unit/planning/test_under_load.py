@@ -8,11 +8,20 @@ from msgspec.structs import replace
 from scipy.stats import norm
 
 from latfit.model.step_noise import StepNoise, noise_of
+from latfit.planning.load.capacity import confirm_end, is_surely_met, likely_cutoffs
+from latfit.planning.load.strategies import Machine, Target, machine_of
 from latfit.planning.plan import make_plan
 from latfit.planning.request import PlanRequest
-from latfit.planning.result import Capacity, Plan
+from latfit.planning.result import Capacity, Kind, Plan, Strategy
 from latfit.planning.wording import capacity_line
-from latfit.queueing import linear_times, measured_times, simulate_batches as batch_queue
+from latfit.queueing import (
+    USUAL,
+    Effort,
+    ResponseDistribution,
+    linear_times,
+    measured_times,
+    simulate_batches as batch_queue,
+)
 from tests.conftest import REFERENCE
 from tests.unit.planning.test_plan import fit_with, line, machine
 
@@ -64,6 +73,39 @@ def test_the_sustainable_rate_keeps_the_sla_and_a_little_more_does_not() -> None
     assert batch_queue(highest / 1e3, times).percentile(0.99) <= 15.0
     assert batch_queue(1.02 * highest / 1e3, times).percentile(0.99) > 15.0
     assert capacity(plan).headroom == pytest.approx(highest / 2000 - 1)
+
+
+def test_steps_without_noise_last_their_mean_time() -> None:
+    """Lognormal ratios of sigma 0.5 have the mean exp(1/8), of every batch."""
+    fit = line(4, 0.1, domain=SIXTY_FOUR, intervals={"ratios": scattered(0.5, 2000).to_json()})
+    times = machine_of(machine(gpu=fit), 1, PlanRequest(laws_only=True)).main.times
+    assert [times(b) for b in (1, 8, 64)] == pytest.approx(np.exp(1 / 8) * np.array([4.1, 4.8, 10.4]), rel=5e-3)
+
+
+def test_cutoffs_to_try_leave_time_for_the_batch_that_gathers() -> None:
+    """2 per ms on T = 4 + 0.1 b within 14 ms: 9.9 ms of waiting gather 19.8 requests, at 2.5 sigma 30, and one."""
+    largest = 14.0 - (4 + 0.1 * 31)
+    expected = [largest, 0.97 * largest, 0.92 * largest, 1.4, 4.2]
+    tried = likely_cutoffs(machine_of(GPU, 1, PlanRequest()), 2.0, Target(14.0, 0.99, 1))
+    assert list(tried) == pytest.approx(expected)
+
+
+def test_a_rate_is_lowered_to_what_long_runs_confirm() -> None:
+    """Long runs are overloaded from 0.9 on; the range of the short ones ends at 1."""
+    law = batch_queue(1.0, linear_times(4, 0.1, 64), effort=Effort(20, 2_000, 2_000))
+    end_ms = law.percentile_interval(0.99)[1]
+    assert is_surely_met(law, Target(end_ms, 0.99, 1))
+    assert not is_surely_met(law, Target(0.9999 * end_ms, 0.99, 1))
+    assert law.percentile_interval(0.99)[0] < 0.999 * end_ms
+
+    class Stub(Machine):
+        def simulate(self, strategy: Strategy, rate: float, effort: Effort = USUAL) -> ResponseDistribution | None:
+            return law if rate < 0.9 else None
+
+    greedy, target = Strategy(Kind.GREEDY, ("gpu",)), Target(15.0, 0.99, 1)
+    rate, _ = confirm_end(Stub(None, None), greedy, target, (0.5, 1.0))
+    assert 0.99 * 0.9 <= rate < 0.9
+    assert confirm_end(Stub(None, None), greedy, target, (0.95, 1.0))[0] == 0.95
 
 
 def test_unstable_load_says_what_it_takes() -> None:

@@ -5,6 +5,7 @@ import math
 import pytest
 from scipy.stats import lognorm
 
+from latfit.planning.load.uncertainty import PercentileEstimate
 from latfit.planning.verdict import CONFIRMED, probability_within, verdict_of
 
 
@@ -28,3 +29,8 @@ def test_a_limit_at_the_end_of_the_interval_is_confirmed() -> None:
     assert verdict_of(met=True, probability=probability_within(10.0, 9.0, 11.0, 10.9), doubted=False) == "likely"
     assert verdict_of(met=True, probability=None, doubted=False) == "likely"
     assert verdict_of(met=False, probability=0.4, doubted=False) == "misses"
+
+
+@pytest.mark.parametrize(("sla", "verdict"), [(11.0, "meets"), (10.5, "likely"), (10.0, "likely"), (9.9, "misses")])
+def test_a_percentile_keeps_or_misses_an_sla(sla: float, verdict: str) -> None:
+    assert PercentileEstimate(10.0, (9.0, 11.0)).promise(sla) == verdict
