@@ -87,9 +87,9 @@ def _plan_engines(
     if batches.sla is not None and request.e2e is not None:
         raise WrongUsage("these contradict each other", where="--sla, --e2e", remedy="Give one of them.")
     request = replace(request, e2e=request.e2e or batches.sla)
-    found = answer("plan_engine", request, output, busy="Simulating", **files)
     limit = "" if batches.sla is None else f"; --sla {batches.sla} limits their end-to-end latency"
-    note(f"Planned serving engines for requests with lengths{limit}.", quiet=output.silent)
+    note(f"Planning serving engines for requests with lengths{limit}.", quiet=output.silent)
+    found = answer("plan_engine", request, output, busy="Simulating", **files)
     if not found.feasible:
         limits = [name for name in ("ttft", "tpot", "e2e") if getattr(request, name) is not None]
         more = "more --replicas, " if request.replicas else ""
@@ -102,11 +102,11 @@ def _plan_batches(request: PlanRequest, output: OutputOptions, *, out: Path | No
     from latfit.api import plan as decide, report as write_report
 
     check_files(out, report=report)
-    with progress_bar("Planning", quiet=output.silent):
-        found = decide.of(request)
     question = "batches of requests that are alike" if request.has_load else "single steps (no --rate)"
     tokens = "" if request.tokens_per_request else "; decode, one token a request: --tokens-per-request changes that"
-    note(f"Planned {question}{tokens}.", quiet=output.silent)
+    note(f"Planning {question}{tokens}.", quiet=output.silent)
+    with progress_bar("Planning", quiet=output.silent):
+        found = decide.of(request)
     print_answer(found, output)
     if found.feasible and not (output.json or output.verbose):
         _suggest_next(found, request, has_report=report is not None)

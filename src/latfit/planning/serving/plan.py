@@ -300,7 +300,7 @@ def _notes(load: Load, request: ServingRequest, space: SearchSpace, shown: Measu
         steps = "nominal" if request.nominal else "measured"
         most = ", ".join(f"{top:,.0f} {unit}" for top, unit in tops.values())
         used = {name: getattr(shown.setup.settings, name) / top for name, (top, _) in tops.items()}
-        edge = [f" {name} is {'the largest of' if x <= 1 else 'above'} them." for name, x in used.items() if x > 1 / 2]
+        edge = [f" {name} is {'limited by' if x <= 1 else 'above'} them." for name, x in used.items() if x > 1 / 2]
         found.append(f"Settings up to the {steps} steps were tried: {most}.{''.join(edge)}")
     if isinstance(load, RecordedLoad):
         found.append("Recorded arrivals are one course of events: intervals are those of the steps' noise.")
