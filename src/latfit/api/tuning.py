@@ -33,7 +33,6 @@ from latfit.metrics import Server, ServerState
 from latfit.planning import MIN_CHUNK, parse_target
 from latfit.profiling import LoadWatch
 from latfit.provenance import utc_now
-from latfit.record import MetricsRecorder
 from latfit.simulation import FEWEST
 from latfit.tuning import (
     MAX_OTHER_CPUS,
@@ -300,30 +299,31 @@ class Loop:
             count = max(round(RAMP_UP * self.rate_per_s * self.seconds), MIN_WARM_REQUESTS)
             warm_up(lambda number: self.send(model, self.load.sample(count, Streams(self.request.seed, 100 + number))))
             known, single = self.written_steps(), set[Path]()
-            windows: list[MetricsRecorder] = []
-            for stage, (name, share) in enumerate(zip(names, shares, strict=True)):
-                requests, at = self.draw_requests(share, 10 * self.starts + stage), share * self.rate_per_s
-                out = self.out / f"windows-{self.starts}-{stage + 1}.parquet"
-                answers, others, recorder = self.send_at(model, requests, at, out)
-                if (others or 0.0) > MAX_OTHER_CPUS:
-                    self.tell("Other programs kept the machine busy: sending them again")
-                    known = self.written_steps()
-                    answers, others, recorder = self.send_at(model, requests, at, out)
-                windows.append(recorder)
-                known, before = self.written_steps(), known
-                single |= known - before
-                if name:
-                    self.runs.append(self.run_of(name, at, answers, others))
-                last_first_s = max(each.first_s for each in answers)
-                if share >= 1 and last_first_s > BEHIND * max(each.due_s for each in answers):
-                    break
+            # One recorder for all loads: its readings are out of step with bursts that come by the second.
+            with recording(self.url, self.out / f"windows-{self.starts}.parquet") as recorder:
+                for stage, (name, share) in enumerate(zip(names, shares, strict=True)):
+                    requests, at = self.draw_requests(share, 10 * self.starts + stage), share * self.rate_per_s
+                    windows = len(recorder.rows)
+                    answers, others = self.send_at(model, requests, at)
+                    if (others or 0.0) > MAX_OTHER_CPUS:
+                        self.tell("Other programs kept the machine busy: sending them again")
+                        known = self.written_steps()
+                        del recorder.rows[windows:]
+                        answers, others = self.send_at(model, requests, at)
+                    known, before = self.written_steps(), known
+                    single |= known - before
+                    if name:
+                        self.runs.append(self.run_of(name, at, answers, others))
+                    last_first_s = max(each.first_s for each in answers)
+                    if share >= 1 and last_first_s > BEHIND * max(each.due_s for each in answers):
+                        break
             assert recorder.last is not None
             self.last = recorder.last.state
             self.engine = engine_key([{"engine": self.last.engine}])
-        self.limit = max((each.limit for each in windows if each.limit is not None), default=None)
+        self.limit = recorder.limit
         self.all_single = self.all_single and bool(single)
-        busy = [each.out for each in windows if not all(row["idle"] for row in each.rows)]
-        self.traces += sorted(single) or busy
+        is_busy = not all(row["idle"] for row in recorder.rows)
+        self.traces += sorted(single) or ([recorder.out] if is_busy else [])
 
     def written_steps(self) -> set[Path]:
         """Wait until the plug-in has written all steps so far; return its files."""
@@ -331,16 +331,13 @@ class Loop:
             time.sleep(SAVED_S + WRITTEN_WITHIN_S)
         return set(self.step_folder.glob("*.parquet"))
 
-    def send_at(
-        self, model: str, requests: Requests, at: float, out: Path
-    ) -> tuple[list[Answered], float | None, MetricsRecorder]:
-        """Send requests; return the answers, the share of the CPUs that other programs used, and the recorder."""
+    def send_at(self, model: str, requests: Requests, at: float) -> tuple[list[Answered], float | None]:
+        """Send requests; return the answers, and the share of the CPUs that other programs used."""
         self.tell(f"Sending {len(requests):,} requests at {format_rate(at)}")
-        with recording(self.url, out) as recorder:
-            watch = LoadWatch(1)
-            answers = self.send(model, requests)
-            seen = watch() if self.command else None
-        return answers, None if seen is None else seen.other_cpus / (seen.spare_cpus + 1), recorder
+        watch = LoadWatch(1)
+        answers = self.send(model, requests)
+        seen = watch() if self.command else None
+        return answers, None if seen is None else seen.other_cpus / (seen.spare_cpus + 1)
 
     def draw_requests(self, share: float, replication: int) -> Requests:
         load = self.load.at_rate(share * self.load.rate)

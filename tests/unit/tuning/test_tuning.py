@@ -222,11 +222,13 @@ def test_steps_of_the_warm_up_and_of_a_disturbed_load_are_left_out(
     """The recorder writes the steps of load 0, 1, ... a moment after it. Load 2 is disturbed, and sent again."""
     loop = Loop(TuneRequest(["vllm"], rate="8/s", lengths="9:9", ttft="1s", load="1s", out=tmp_path))
     sent: list[Timer] = []
+    recorder = MetricsRecorder(tmp_path, last=Reading(0.0, 0.0, b"", ServerState("vLLM")))
 
     def send(*_: object) -> list[Answered]:
         (tmp_path / "steps-0").mkdir(exist_ok=True)
         sent.append(Timer(0.1, (tmp_path / "steps-0" / f"{len(sent)}.parquet").touch))
         sent[-1].start()
+        recorder.rows.append({"idle": False, "load": len(sent) - 1})
         return [Answered(0.0, 0.0, 0.01, 0.1, 9, 9)]
 
     @contextmanager
@@ -237,7 +239,8 @@ def test_steps_of_the_warm_up_and_of_a_disturbed_load_are_left_out(
 
     @contextmanager
     def recording(url: str, out: Path) -> Iterator[MetricsRecorder]:
-        yield MetricsRecorder(out, last=Reading(0.0, 0.0, b"", ServerState("vLLM")))
+        recorder.rows.clear()
+        yield recorder
 
     monkeypatch.setattr("latfit.api.tuning.SAVED_S", 0)
     monkeypatch.setattr("latfit.api.tuning.send_load", send)
@@ -250,4 +253,5 @@ def test_steps_of_the_warm_up_and_of_a_disturbed_load_are_left_out(
     loop.measure(["", "as started"], [0.5, 1.0])
     assert len(sent) == 4
     assert [each.stem for each in loop.traces] == ["1", "3"]
+    assert [each["load"] for each in recorder.rows] == [1, 3]
     assert loop.all_single
