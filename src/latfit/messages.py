@@ -327,6 +327,11 @@ TABLE: Mapping[str, Sequence[str]] = {
         "Simulated steps lie outside the measured range: {beyond}",
         "Measure such steps, or lower --max-num-seqs and --max-num-batched-tokens to what the engine had.",
     ),
+    "far_context": (
+        "outside_measured",
+        "The simulated {steps} with {cached:,.0f} cached tokens each lie outside the measured range",
+        "Measure such steps.",
+    ),
     "two_states": (
         "engine_setting",
         "Two states at one load: {fast}, but after a burst {slow}, in a simulation for good. From {rate} on.",

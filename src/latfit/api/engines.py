@@ -20,7 +20,7 @@ from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import ExecutionPath
 from latfit.model import FitResult, fitted_identity
 from latfit.trace import CleanTrace, Trace, engine_counts, engine_facts
-from latfit.validation import no_prefill_warning, outside_warning
+from latfit.validation import far_context_warning, no_prefill_warning, outside_warning
 from latfit.workload import ClosedLoad, Load, OpenLoad
 
 if TYPE_CHECKING:
@@ -159,8 +159,8 @@ def simulate_engine(request: SimulateEngineRequest) -> EngineSimulation:
 def _notes(
     known: Sequence[str], fits: Sequence[FitResult], run: simulation.EngineRun, settings: simulation.EngineSettings
 ) -> list[str]:
-    beyond = outside_warning(fits, run, settings) if fits else None
-    return [*known, *([f"{beyond.message}. {beyond.remedy}"] if beyond else [])]
+    beyond = [outside_warning(fits, run, settings), far_context_warning(fits, run)] if fits else []
+    return [*known, *(f"{each.message}. {each.remedy}" for each in beyond if each)]
 
 
 def engine_settings_of(

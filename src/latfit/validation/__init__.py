@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         Validation as Validation,
         ValidationOptions as ValidationOptions,
         cautions_about as cautions_about,
+        far_context_warning as far_context_warning,
         metrics as metrics,
         no_prefill_warning as no_prefill_warning,
         not_of_machine as not_of_machine,

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import BadInput
+from latfit.hardware import step_columns
 from latfit.messages import Message, message
 from latfit.model import FitResult
 from latfit.records import Number, Record
 from latfit.simulation import EngineRun, EngineSettings, Routing, StepCosts, serve_replicas
 from latfit.stats import FloatArray
-from latfit.units import number
+from latfit.units import count_text, number
 from latfit.validation.calibrate import Calibration, calibrate
 from latfit.validation.measured import Measured
 from latfit.validation.server import ServerRun
@@ -59,7 +60,7 @@ def cautions_about(
     context = max(_highest(each, CONTEXT) for each in fits)
     if context > FAR_CONTEXT * settings.cache_tokens:
         found.append(message("far_rows", context=context, cache=settings.cache_tokens))
-    found.append(outside_warning(fits, run, settings))
+    found += [outside_warning(fits, run, settings), far_context_warning(fits, run)]
     return [each for each in found if each is not None]
 
 
@@ -75,6 +76,19 @@ def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineS
         if 0 < measured < value:
             beyond.append(f"{column} = {value:,}, {number(value / measured, 3)}× above the measured {measured:,.0f}")
     return message("simulated_outside", beyond="; ".join(beyond)) if beyond else None
+
+
+def far_context_warning(fits: Sequence[FitResult], run: EngineRun) -> Message | None:
+    """Warn if the median decode step has more cached tokens a request than any measured step like it."""
+    reading = [fit for fit in fits if fit.reads_context]
+    if not reading or not len(run.requests) or not run.batch_sizes.any():
+        return None
+    median = int(np.searchsorted(run.batch_sizes.cumsum(), run.batch_sizes.sum() / 2))
+    B = np.array([float(min(median, *(fit.largest_batch for fit in reading)))])
+    cached = float(np.mean(run.requests.prompt_tokens + run.requests.output_tokens / 2))
+    if not all(fit.outside_domain(**step_columns(B, B, cached))[0] for fit in reading):
+        return None
+    return message("far_context", steps=f"decode steps of {count_text(int(B[0]), 'request')}", cached=cached)
 
 
 def no_prefill_warning(fit: FitResult) -> Message | None:

@@ -44,7 +44,7 @@ from latfit.planning.wording import MIN_PAUSES_AS_MEASURED, few_pauses, unclear_
 from latfit.simulation import EngineSettings, EngineSummary, StepCosts
 from latfit.stats import IntArray
 from latfit.units import count_text, format_ms, format_percent, format_rate, number
-from latfit.validation import outside_warning
+from latfit.validation import far_context_warning, outside_warning
 from latfit.workload import ClosedLoad, Load, RecordedLoad
 
 HOUR_S = 3600.0
@@ -238,6 +238,8 @@ def _fit_messages(named: Mapping[str, FitResult], shown: Measured, prompts: IntA
     found = [message("kept_out", fit=name, why=why.message) for name, fit in named.items() if (why := keeps_out(fit))]
     if fits and (outside := outside_warning(fits, shown.first, settings)) is not None:
         found.append(message("outside_domain", what=outside.message, remedy=outside.remedy))
+    if (far := far_context_warning(fits, shown.first)) is not None:
+        found.append(far)
     # Where prefill has a fit of its own, the other one is of decode steps on purpose.
     codes = [code for code in FITS_WARN if len(fits) < 2 or code != "no_prefill"]
     found += [each for fit in fits for each in fit.warnings if each.code in codes]
