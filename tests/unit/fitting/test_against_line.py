@@ -31,6 +31,7 @@ def test_a_line_with_noise_in_common_pins_nothing_that_bends() -> None:
         tau_0 = found.parameters["tau_0"]
         assert not tau_0.identified or (tau_0.low or 0.0) <= 17.5
         assert found.status is FitStatus.PARTLY_IDENTIFIED
+        assert found.identifiability.line_as_good
 
 
 def test_a_curve_is_still_told() -> None:

@@ -7,8 +7,11 @@ from benchmarks.planted import a_system, scored
 from latfit.fitting import keeps_out
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
+from latfit.model.fit_parts import Baseline, CrossValidation, Diagnostics, Errors, HeldOutErrors
 from latfit.stats import FloatArray
 from latfit.trace.table import Trace
+from tests.conftest import REFERENCE
+from tests.unit.planning.test_plan import fit_with
 
 GRID_B = np.repeat(2.0 ** np.arange(6), 8)
 GRID_S = GRID_B * np.tile(2.0 ** np.arange(8), 6)
@@ -81,6 +84,39 @@ def test_far_above_the_noise_a_fit_stays_out_and_at_the_noise_the_noise_is_named
     loud = fit_trace(steps(B, S, wave))
     assert any(caution.code == "noise_floor" for caution in loud.warnings)
     assert keeps_out(loud) is None
+
+
+def errors(mape_pct: float) -> HeldOutErrors:
+    return HeldOutErrors(5, mape_pct, mape_pct, mape_pct, 1.0, [mape_pct], mape_pct, None)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "line_held_out", "beats", "stays_out"),
+    [(20.0, 21.0, True, ""), (20.0, 19.0, False, ""), (20.0, 9.0, False, "linear baseline 9 %"), (None, 0.5, True, "")],
+)
+def test_held_out_errors_count_and_not_those_of_fitted_rows(
+    held_out: float | None, line_held_out: float, beats: bool, stays_out: str
+) -> None:
+    """In sample the model is at 2 %, the line at 3 %; they decide only where the model has no held-out error."""
+    scores = [CrossValidation(errors=None if each is None else errors(each)) for each in (held_out, line_held_out)]
+    baselines = {"linear": Baseline(mape_pct=3.0, cv=scores[1])}
+    metrics, noise = Errors(50, mape_pct=2.0), Diagnostics(lack_of_fit={"noise_floor_pct": 19.0})
+    fit = fit_with(
+        REFERENCE.tolist(), metrics=metrics, cross_validation=scores[0], baselines=baselines, diagnostics=noise
+    )
+    assert fit.beats_linear is beats
+    why = keeps_out(fit)
+    assert (why is not None) == bool(stays_out)
+    assert why is None or stays_out in why.message
+    allowed = keeps_out(fit, max_error_pct=10.0)
+    assert (allowed is not None) == (held_out is not None)
+    assert allowed is None or "20 %, above the allowed 10 %" in allowed.message
+
+
+def test_a_line_that_is_far_better_than_a_constant_is_named() -> None:
+    fit = fit_trace(steps(GRID_B, GRID_S, noisy(1 + 0.5 * GRID_B)), FitOptions("constant"))
+    (caution,) = (each for each in fit.warnings if each.code == "line_as_good")
+    assert "better" in caution.message
 
 
 @pytest.mark.nightly

@@ -86,6 +86,16 @@ def test_the_rest_is_fitted_as_without_them_and_they_are_named() -> None:
         assert T / 2.5 < expected[B, S] < 2.5 * T
 
 
+@pytest.mark.parametrize(("factors", "begin"), [([0.01], "1 step is far"), ([0.01] * 5, "5 steps are far")])
+def test_the_warning_counts_steps(factors: list[float], begin: str) -> None:
+    data = fit_data(with_planted(grid("saturating", 0.03), factors)[0])
+    found = contradictions(data)
+    assert found is not None
+    (warning,) = found.warnings(data)
+    assert warning.message.startswith(begin)
+    assert ("; 2 more." in warning.message) == (len(factors) == 5)
+
+
 def test_repeats_speak_for_their_cell() -> None:
     trace = planted_trace(noise=0.03, repeats=5)
     T = trace.floats("T_ms").copy()

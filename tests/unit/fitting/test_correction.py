@@ -156,6 +156,19 @@ def test_what_keeps_latency_from_falling_ends_where_the_formula_has_grown() -> N
     assert fit.latency_ms(asked[3:], asked[3:])[0] == pytest.approx(20 + 0.05 * 1100, rel=NOISE)
 
 
+def test_it_ends_at_the_hull_of_the_measured_steps() -> None:
+    """Many requests with few prefill tokens, few with many: of many with many nothing is known."""
+    D, P = (axis.ravel() for axis in np.meshgrid(4.0 ** np.arange(4), 16 * 4.0 ** np.arange(4)))
+    kept = np.repeat(np.log(D) + np.log(P / 16) <= np.log(64.1), 20)
+    columns = {name: x[kept] for name, x in grid_steps(np.unique(D).tolist(), np.unique(P).tolist(), 20).items()}
+    data = fit_data(Trace({**columns, "T_ms": 0.7 * truth(columns, bump=0.0)}))
+    faster = np.full(len(data), np.log(0.7))
+    table = fit_correction(data, faster, Smoothing((6, 6, 6), NOISE), lambda steps: truth(dict(steps), bump=0.0))
+    assert table.of_steps(columns) == pytest.approx(faster, rel=0.25)
+    corner = {name: np.full(1, x) for name, x in (("B", 65), ("S", 1088), ("prefill_requests", 1))}
+    assert abs(table.of_steps({**corner, "prefill_tokens": np.full(1, 1024.0)}))[0] < NOISE
+
+
 def test_interpolates_as_scipy_does(corrected: FitResult) -> None:
     from scipy.interpolate import RegularGridInterpolator
 

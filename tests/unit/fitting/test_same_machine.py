@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from latfit.errors import FitNotUsable
-from latfit.fitting.checking.same_machine import MachineCheck, check_alike, same_machine
+from latfit.fitting.checking.same_machine import MachineCheck, PhaseShift, Residuals, check_alike, same_machine
 from latfit.fitting.fit import fit_trace
 from latfit.fitting.problem import FitOptions
 from latfit.model.fit_result import FitResult
@@ -74,6 +74,34 @@ class TestSteps:
             assert found.state == "other"
             assert residuals(found) <= {"off", "scattered"}
             assert "not of the fitted machine: " in found.verdict
+
+
+@pytest.mark.parametrize(
+    ("residuals", "ratio", "inside", "sentence"),
+    [
+        ("as fitted", 1.01, 0.98, "as fitted in decode"),
+        ("off", 2.3, 0.1, "2.3 times slower in decode"),
+        ("off", 1 / 2.3, 0.1, "2.3 times faster in decode"),
+        ("shifted", 1.08, 0.9, "8 % slower in decode"),
+        ("off", 0.8, 0.1, "20 % faster in decode"),
+        ("scattered", 1.0, 0.6, "40 % of the steps in decode are further off than the fit's intervals say"),
+        ("scattered", 1.0, None, "steps in decode are further off than the fit's intervals say"),
+    ],
+)
+def test_sentences(residuals: Residuals, ratio: float, inside: float | None, sentence: str) -> None:
+    assert PhaseShift("decode", 100, 100.0, ratio, ratio, ratio, inside, residuals).sentence == sentence
+
+
+def test_steps_without_the_context_that_a_fit_uses() -> None:
+    """T = 5 + 0.05 B + 0.01 S + 0.001 K; the context of the steps that are checked was not recorded."""
+    first, other = (steps(seed, n=800) for seed in (0, 1))
+    context = first.floats("B") * np.random.default_rng(2).integers(10, 100, len(first))
+    known = first.with_columns(T_ms=first.floats("T_ms") + 0.001 * context, context_tokens=context)
+    fit = fit_trace(known, FitOptions(model="context"))
+    assert fit.reads_context
+    assert same_machine(fit, other.with_columns(T_ms=other.floats("T_ms") + 0.001 * 55 * other.floats("B"))).state in (
+        "same", "unknown",
+    )  # fmt: skip
 
 
 class TestFacts:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from latfit.fitting.covariance import condition_number, decompose, relative_error_at, uncertainty
+from latfit.fitting.covariance import condition_number, decompose, relative_error_at, uncertainty, without_bends
 from latfit.fitting.data import rows_of
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
@@ -37,6 +37,18 @@ class TestCondition:
 
 
 class TestUncertainty:
+    def test_without_bends_only_the_line_is_known(self) -> None:
+        problem = make_problem(rows_of(planted_trace(0.03, repeats=3)), FitOptions("saturation"))
+        doubt = uncertainty(problem, solve(problem))
+        found = without_bends(problem, doubt)
+        bends = {"w_0", "P_max", "k_B", "k_S"}
+        assert all(doubt.estimates[name].identified for name in bends)
+        assert {name for name, each in found.estimates.items() if each.std_error is None and not each.fixed} == bends
+        assert not any(found.estimates[name].identified for name in bends)
+        assert any(bends <= set(group) for group in found.unidentified)
+        for name in {"tau_0", "tau_B", "tau_S"}:
+            assert found.estimates[name] == doubt.estimates[name]
+
     def test_error_of_a_prediction_is_that_of_repeated_fits(self) -> None:
         """80 data sets: the standard deviation of ln T agrees with the delta method within its own 4 sigma, which for
         80 draws is 4/sqrt(160) = 32 %, and 10 % for the robust loss."""

@@ -54,6 +54,9 @@ def test_draws_have_the_moments_of_a_compound_poisson_time(pauses: Pauses | None
     variance = (T / 10) ** 2 + h * (0.75 * lengths[0] ** 2 + 0.25 * lengths[1] ** 2)
     assert noise.mean_ms(np.array([T]), ONE)[0] == pytest.approx(mean)
     assert noise.cv(np.array([T]), ONE)[0] == pytest.approx(np.sqrt(variance) / mean)
+    # Of the mean square: all that pauses add, and the slowest hundredth of the steps, which take 1.1 T.
+    slow = 0.01 * (1.1 * T) ** 2 + mean**2 + variance - 1.01 * T**2
+    assert noise.slow_share(T) == pytest.approx(slow / (mean**2 + variance))
     drawn, n = draws(noise, T), 400_000
     assert drawn.mean() == pytest.approx(mean, abs=4.5 * np.sqrt(variance / n))
     squares = (drawn - mean) ** 2

@@ -1,7 +1,5 @@
 """Engine settings against enumeration; the same under the engines' names; trimming a batch against enumeration."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -9,7 +7,7 @@ from msgspec import structs
 
 from latfit.hardware.profile import ExecutionPath
 from latfit.model.fit_parts import Identifiability
-from latfit.planning.engine_settings import engine_settings
+from latfit.planning.engine_settings import MEASURED, engine_settings
 from latfit.planning.plan import make_plan
 from latfit.planning.request import ServingTargets
 from latfit.planning.result import Settings, Unknown
@@ -66,10 +64,14 @@ class TestEngine:
         assert asked.chunk_tokens >= 32
 
     def test_a_fit_of_decode_alone_gives_sequences_and_no_budget(self) -> None:
-        fit = replace(line(4, 0.5), identifiability=Identifiability(prefill=False))
+        fit = structs.replace(line(4, 0.5), identifiability=Identifiability(prefill=False))
         found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, ServingTargets())
         assert isinstance(found, Settings)
         assert (found.max_num_seqs, found.max_num_batched_tokens) == (32, None)
+        assert found.binding == "the time between tokens"
+        all_measured = engine_settings(ExecutionPath("gpu", fit), 200.0, 99.0, ServingTargets())
+        assert isinstance(all_measured, Settings)
+        assert (all_measured.max_num_seqs, all_measured.binding) == (256, MEASURED)
 
     def test_every_step_in_which_requests_decode_keeps_the_target(self) -> None:
         """T = 2 + 0.1 B + 0.02 S + 1e-4 K of cached tokens; prompts of 2,000, so a last chunk reads those before it."""

@@ -103,6 +103,13 @@ class TestMerging:
 
 
 class TestCells:
+    def test_times_beside_periods_are_of_the_steps_with_a_period(self) -> None:
+        period = np.array([4.0, np.nan, 8.0, 0.0])
+        bins = count_steps(
+            Trace({"B": np.ones(4), "S": np.ones(4), "T_ms": np.array([3.0, 5, 6, 7]), "period_ms": period})
+        ).bins
+        assert [float(bins[name].sum()) for name in ("steps", "timed", "sum_T", "sum_period")] == [4, 2, 9, 12]
+
     def test_small_traces_come_back_as_they_were(self) -> None:
         B, S, T = np.array([1.0, 3, 70_001]), np.array([1.0, 65_535, 100_003]), np.array([0.1, 2.0, 300.0])
         context = np.array([0.0, np.nan, 12345.0])

@@ -1,13 +1,18 @@
 """What changes do: scaled costs, shorter prompts, and the front of settings that no other dominates."""
 
+from dataclasses import astuple, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 
-from latfit.planning.serving.effects import effects_of, max_step_slowdown
-from latfit.planning.serving.evaluate import Evaluator, Setup
+from latfit.planning.serving.effects import effects_of, front, max_step_slowdown
+from latfit.planning.serving.evaluate import Evaluator, Saturated, Setup, saturated_in
 from latfit.planning.serving.plan import ServingRequest, plan_serving
 from latfit.planning.serving.targets import RequestTarget, Targets, parse_target
 from latfit.simulation import EngineSettings, linear_costs
-from latfit.workload import Constant, OpenLoad, Poisson
+from latfit.workload import Constant, OpenLoad, Poisson, make_requests
 
 COSTS = linear_costs(8.0, 0.15, 0.02)
 SETTINGS = EngineSettings(kv_blocks=4000)
@@ -40,6 +45,32 @@ def test_what_it_bears_is_where_the_target_is_reached() -> None:
     by = Evaluator(rare, linear_costs(10.0, 0.0, 0.0), Targets((RequestTarget("tpot", 15.0),)))
     by.requests = 300
     assert max_step_slowdown(by, by.measure(Setup(EngineSettings(kv_blocks=4000)))) == pytest.approx(1.5, rel=0.02)
+
+
+def test_the_throughput_of_a_saturated_engine_is_that_of_its_middle_half() -> None:
+    """A request of 10 tokens ends every 10 ms: 100 requests/s and 1,000 tokens/s, from the 25th to the 75th of 100."""
+    requests = make_requests(np.zeros(100), 1, 10)
+    run: Any = SimpleNamespace(requests=requests, last_ms=10.0 * np.arange(100), tpot_ms=np.full(100, 9.0))
+    assert astuple(saturated_in(run)) == pytest.approx((100.0, 1000.0, 9.0))
+
+
+@pytest.mark.parametrize("planned", range(6))
+def test_the_front_has_what_no_other_setting_beats(planned: int) -> None:
+    """Speed of each user in tokens/s against throughput of the engine, of six settings."""
+    speeds, throughputs = (50, 40, 30, 45, 20, 10), (100, 200, 300, 150, 250, 300)
+    tried = [replace(SETTINGS, max_num_seqs=2 << k) for k in range(6)]
+
+    def saturated(settings: EngineSettings) -> Saturated:
+        k = tried.index(settings)
+        return Saturated(1.0, throughputs[k], 1e3 / speeds[k])
+
+    evaluator: Any = SimpleNamespace(saturated=saturated)
+    space: Any = SimpleNamespace(alternatives=lambda best, name: tried if name == "max_num_seqs" else [])
+    rows = front(evaluator, tried[planned], space)
+    assert [row.max_num_seqs for row in rows if row.best] == [2 << planned]
+    others = [row.max_num_seqs for row in rows if not row.best]
+    assert sorted({*others, 2 << planned}) == sorted({2, 4, 8, 16, 2 << planned})
+    assert sorted(row.throughput_per_s for row in rows) == [row.throughput_per_s for row in rows]
 
 
 def test_a_plan_of_a_load_that_nothing_carries_says_so() -> None:

@@ -6,10 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from latfit.simulation.engine.replications import Replications
 from latfit.simulation.engine.result import Promise, grows, jain, meets, summarise
 from latfit.simulation.engine.run import EngineRun, serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import linear_costs
+from latfit.workload.load import RecordedLoad
 from latfit.workload.requests import make_requests
 
 COSTS = linear_costs(10.0, 0.0, 0.0)
@@ -40,6 +42,14 @@ def test_moments_and_metrics_of_two_requests() -> None:
     assert found.itl["p99"] == pytest.approx(10.0, rel=0.004)
     assert found.itl["max"] == 10.0
     assert found.to_json()["latency_ms"]["ci"]["mean"] is None
+
+
+def test_distributions_are_of_the_requests_after_the_warm_up() -> None:
+    run = serve(make_requests(50.0 * np.arange(41.0), 8, [3] * 20 + [1] + [5] * 20), COSTS, PLAIN)
+    found = Replications(RecordedLoad(run.requests), [run, run], 0.5).distributions_ms()
+    assert set(found) == {"ttft", "tpot"}
+    for name, times in (("ttft", run.ttft_ms[20:]), ("tpot", run.tpot_ms[21:])):  # one token has no time per token
+        assert found[name] == pytest.approx(np.quantile(times, np.linspace(0, 1, 101)), rel=1e-5)
 
 
 def test_jains_index_of_two_users() -> None:
