@@ -485,8 +485,8 @@ def tried(arguments: Sequence[str]) -> tuple[str, str]:
 
 def _continue(file: Path) -> None:
     """What `profile --resume` does with a journal before it measures."""
+    from latfit.profiling.grid import ProfileRequest
     from latfit.profiling.journal import Journal
-    from latfit.profiling.request import ProfileRequest
 
     Journal(file, ProfileRequest(grid="B=1,2;S=1,4"), resume=True).close(finished=False, stored=False)
 

@@ -267,8 +267,8 @@ def _journal() -> bytes:
     """The journal of a profile that was cut off."""
     from dataclasses import asdict
 
+    from latfit.profiling.grid import ProfileRequest
     from latfit.profiling.journal import SCHEMA
-    from latfit.profiling.request import ProfileRequest
 
     lines = [
         {"schema": SCHEMA, "asked": asdict(ProfileRequest(grid="B=1,2;S=1,4")), "started": "2026", "process": 1},

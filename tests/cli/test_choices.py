@@ -8,8 +8,8 @@ import pytest
 from latfit.cli.app import run
 from latfit.policies import POLICIES
 from latfit.profiling.devices.device import PRECISIONS
+from latfit.profiling.grid import DEVICES
 from latfit.profiling.host.isa import CHOICES
-from latfit.profiling.request import DEVICES
 from latfit.simulation.engine.settings import ENGINES, ORDERS
 from tests.docs.reference import commands
 

@@ -19,8 +19,8 @@ from latfit.profiling.devices.device import DeviceOutOfMemory, DeviceSettings
 from latfit.profiling.devices.numpy_device import random_weights
 from latfit.profiling.devices.select import cuda_missing
 from latfit.profiling.devices.torch_device import CudaDevice, TorchStep, linear, random_cache
+from latfit.profiling.grid import ProfileRequest
 from latfit.profiling.host.machine import cpu_model
-from latfit.profiling.request import ProfileRequest
 from latfit.profiling.run import measure
 from latfit.profiling.sampler import run_profile
 from latfit.profiling.shapes import GIB, ModelShape, StepShape, step_bytes

@@ -6,11 +6,14 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.profiling.devices.numpy_device import NumpyDevice as NumpyDevice
-    from latfit.profiling.grid import parse_contexts as parse_contexts, parse_cpus as parse_cpus
+    from latfit.profiling.grid import (
+        ProfileRequest as ProfileRequest,
+        parse_contexts as parse_contexts,
+        parse_cpus as parse_cpus,
+    )
     from latfit.profiling.host.inventory import Inventory as Inventory, inventory as inventory
     from latfit.profiling.host.machine import LoadWatch as LoadWatch, usable_cpus as usable_cpus
     from latfit.profiling.journal import Journal as Journal, journal_of as journal_of
-    from latfit.profiling.request import ProfileRequest as ProfileRequest
     from latfit.profiling.result import ProfileResult as ProfileResult
     from latfit.profiling.run import (
         Announcement as Announcement,

@@ -15,7 +15,7 @@ import msgspec
 from latfit.errors import BadInput, TargetNotWritable, WrongUsage
 from latfit.files import file_system_errors, lock, open_own, sync_folder
 from latfit.inputs import decode_json, unreadable
-from latfit.profiling.request import ProfileRequest
+from latfit.profiling.grid import ProfileRequest
 from latfit.profiling.result import PathRecord, Sample
 from latfit.profiling.sampler import Keep
 from latfit.provenance import utc_now

@@ -11,7 +11,14 @@ from latfit.errors import WrongUsage
 from latfit.messages import Message, message
 from latfit.profiling.devices.device import Device, DeviceFailed, DeviceOutOfMemory
 from latfit.profiling.devices.select import choose_paths, open_in_processes
-from latfit.profiling.grid import StepCost, grid_for_budget, order_by_information, parse_grid, time_pilot
+from latfit.profiling.grid import (
+    ProfileRequest,
+    StepCost,
+    grid_for_budget,
+    order_by_information,
+    parse_grid,
+    time_pilot,
+)
 from latfit.profiling.host.machine import (
     LoadWatch,
     compare_sensors,
@@ -23,7 +30,6 @@ from latfit.profiling.host.machine import (
 )
 from latfit.profiling.journal import Journal
 from latfit.profiling.quality import find_warnings
-from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import PathRecord, ProfileResult, to_trace
 from latfit.profiling.sampler import Progress, run_profile
 from latfit.profiling.shapes import ModelShape, model_shape

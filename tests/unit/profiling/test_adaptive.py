@@ -8,9 +8,8 @@ import numpy as np
 from latfit.fitting.data import rows_of
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
-from latfit.profiling.grid import LEVELS, StepCost, default_cells, order_by_information
+from latfit.profiling.grid import LEVELS, ProfileRequest, StepCost, default_cells, order_by_information
 from latfit.profiling.quality import find_symptoms
-from latfit.profiling.request import ProfileRequest
 from latfit.profiling.result import cell_columns
 from latfit.profiling.run import measure
 from latfit.profiling.sampler import run_profile

@@ -11,8 +11,8 @@ import pytest
 
 from latfit.cli.app import run
 from latfit.errors import BadInput, TargetNotWritable, WrongUsage
+from latfit.profiling.grid import ProfileRequest
 from latfit.profiling.journal import Journal, journal_of
-from latfit.profiling.request import ProfileRequest
 from latfit.profiling.run import measure
 from tests.unit.profiling.fake_device import FakeFaults
 from tests.unit.profiling.planted import fake

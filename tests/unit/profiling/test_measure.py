@@ -9,7 +9,7 @@ import pytest
 from latfit.errors import HardwareMissing, WrongUsage
 from latfit.profiling.devices.device import DeviceFailed, DeviceOutOfMemory
 from latfit.profiling.devices.numpy_device import NumpyDevice
-from latfit.profiling.request import ProfileRequest
+from latfit.profiling.grid import ProfileRequest
 from latfit.profiling.run import measure
 from latfit.profiling.shapes import ModelShape, StepShape
 from latfit.trace.parquet import read_parquet, write_trace

@@ -6,7 +6,7 @@ import pytest
 
 from latfit.errors import HardwareMissing, WrongUsage
 from latfit.profiling.devices import select
-from latfit.profiling.request import ProfileRequest
+from latfit.profiling.grid import ProfileRequest
 from latfit.profiling.shapes import PRESETS
 
 TINY = PRESETS["tiny"]

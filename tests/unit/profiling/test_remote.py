@@ -15,7 +15,7 @@ from latfit.errors import HardwareMissing
 from latfit.profiling.devices.device import DeviceFailed, DeviceOutOfMemory, DeviceSettings
 from latfit.profiling.devices.remote import RemoteDevice
 from latfit.profiling.devices.select import PathSpec, open_in_processes
-from latfit.profiling.request import ProfileRequest
+from latfit.profiling.grid import ProfileRequest
 from latfit.profiling.sampler import run_profile
 from latfit.profiling.shapes import ModelShape, StepShape
 from tests.unit.profiling.fake_device import FakeDevice

@@ -12,11 +12,11 @@ from latfit.errors import HardwareMissing, WrongUsage
 from latfit.memory import free_memory_bytes
 from latfit.profiling.devices.device import PRECISIONS, Device, DeviceSettings
 from latfit.profiling.devices.remote import RemoteDevice
+from latfit.profiling.grid import ProfileRequest
 from latfit.profiling.host.blas import blas_threads
 from latfit.profiling.host.executed_isa import probe, satisfies
 from latfit.profiling.host.isa import cpu_flags, environment_for
 from latfit.profiling.host.machine import idle_threads, sensible_threads, usable_cpus
-from latfit.profiling.request import ProfileRequest
 from latfit.profiling.shapes import PARTS, ModelShape
 
 USUAL_PROCESSES = 3
