@@ -111,4 +111,4 @@ def test_what_cannot_be_read_is_said(source: Any, options: Any, kind: type[Latfi
     with pytest.raises(kind) as caught:
         latfit.read(source, **options)
     assert words in str(caught.value)
-    assert "--" not in str(caught.value)  # parameters, not options
+    assert "--" not in str(caught.value).splitlines()[0]  # parameters, not options
