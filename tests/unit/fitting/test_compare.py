@@ -48,6 +48,7 @@ def test_slow_regions_are_named(fit: FitResult) -> None:
     decode, rest = found.phases
     assert decode.verdict == "as fast"
     assert rest.verdict == "slower"
+    assert (rest.B, rest.S) == ((1, 256), (4, 4096))  # the figure of the phase is of all its steps
     assert rest.slower[0].B[0] >= 8
     assert rest.slower[0].change_pct == pytest.approx(30, abs=5)
 

@@ -38,6 +38,7 @@ class TestErrorParts:
         found = self.parts(planted_trace(0.05, repeats=20, seed=1), "saturation")
         names = ("measurement_noise", "model_structure", "parameter_uncertainty")
         assert sum(found[name] for name in names) == pytest.approx(1)
+        assert found["rms_pct"] == pytest.approx(5, rel=0.05)
         assert found["measurement_noise"] > 0.9
 
 

@@ -10,7 +10,7 @@ from latfit.errors import WrongUsage
 from latfit.fitting.covariance import uncertainty
 from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
-from latfit.fitting.problem import FitOptions, make_problem
+from latfit.fitting.problem import FitOptions, collapsed, make_problem, weighted_counts
 from latfit.fitting.solver.solve import solve
 from latfit.model.fit_result import FitStatus
 from latfit.model.registry import FAMILY
@@ -148,3 +148,13 @@ class TestHonesty:
         assert fit.status.sentence
         if fit.status.ok:
             assert np.all(np.isfinite(fit.latency_ms(B, B + extra)))
+
+
+def test_noisy_cells_weigh_less_by_their_shrunk_variance() -> None:
+    """Six rows in each cell, ln T off by 0.1 and by 0.2: sums of squares of 0.06 and 0.24 of 5 degrees of freedom,
+    0.03 in all, so variances of (0.06 + 4 * 0.03) / 9 and twice that."""
+    off = np.tile([1.0, -1.0], 6) * np.repeat([0.1, 0.2], 6)
+    B = np.repeat([1.0, 4.0], 6)
+    rows = collapsed(rows_of(Trace({"B": B, "S": B, "T_ms": 5 * np.exp(off)})), FAMILY["linear"])
+    quiet, noisy = (weighted_counts(rows, "variance")[rows.steps["B"] == size].sum() for size in (1.0, 4.0))
+    assert (quiet, noisy) == pytest.approx((8.0, 4.0))

@@ -11,6 +11,7 @@ from latfit.model.fit_parts import Errors, Estimate
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
+from latfit.planning.request import PlanRequest
 from latfit.planning.steps.limits import level_for, levels_for
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold
 from tests.conftest import REFERENCE
@@ -126,6 +127,15 @@ class TestInverse:
         found = {row.B: (row.S_max, row.S_promised) for row in plan.S_at_B}
         assert {found[B] for B in (1, 8, 128)} == {(260, promised)}
         assert found[256] == (260, None)  # not even the decode step of 256 tokens
+
+    def test_the_context_that_is_assumed_is_said(self) -> None:
+        theta = [2.0, 0.0, 1e-9, 1.0, 1.0, 1.0, 0.1, 0.02, 1e-4, 1e-4, 1e-4, 0.0, 0.0, 0.0, 0.0]
+        domain = {"B": [1, 64], "S": [1, 4000], "context_tokens": [0, 1_000_000]}
+        profile = machine(gpu=fit_with(theta, "context", domain=domain, typical={"context_tokens": 700.0}))
+        assumed, given = (make_plan(profile, 20.0, request=PlanRequest(context=each)) for each in (None, 500.0))
+        said = "gpu: planned at the trace's median context of 700 tokens a request."
+        assert said in {each.message for each in assumed.warnings}
+        assert said not in {each.message for each in given.warnings}
 
     def test_beyond_the_measured_range_is_marked(self) -> None:
         small = fit_with(REFERENCE.tolist(), domain={"B": [1, 256], "S": [1, 256]})

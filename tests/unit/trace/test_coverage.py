@@ -47,6 +47,8 @@ def test_drift_is_found_and_sized() -> None:
     [
         ([1, 2, 4, 8, 16], [1, 2, 4, 8, 16], "no prefill steps (S > B)"),
         ([4, 4], [4, 512], "one batch size only"),
+        ([1, 2, 3, 4], [1, 2, 3, 4], "few batch sizes (1, 2, 3, 4)"),
+        ([1, 2, 16], [1, 2, 16], "few batch sizes (1, 2, 16)"),
         ([1, 2, 4, 8, 16], [512, 513, 600, 700, 800], "no decode steps"),
         ([1, 2, 4, 8, 16, 1], [1, 2, 4, 8, 16, 512], "no prefill steps above 512 tokens"),
     ],

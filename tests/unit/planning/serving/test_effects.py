@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from latfit.planning.serving.apart import PrefillApart
 from latfit.planning.serving.effects import effects_of, front, max_step_slowdown
 from latfit.planning.serving.evaluate import Evaluator, Saturated, Setup, saturated_in
 from latfit.planning.serving.plan import ServingRequest, plan_serving
 from latfit.planning.serving.targets import RequestTarget, Targets, parse_target
-from latfit.simulation import EngineSettings, linear_costs
-from latfit.workload import Constant, OpenLoad, Poisson, make_requests
+from latfit.simulation import EngineSettings, Transfer, linear_costs
+from latfit.workload import Constant, OpenLoad, Poisson, RecordedLoad, make_requests
+from tests.unit.planning.serving.test_search import EVERYTHING
 
 COSTS = linear_costs(8.0, 0.15, 0.02)
 SETTINGS = EngineSettings(kv_blocks=4000)
@@ -45,6 +47,27 @@ def test_what_it_bears_is_where_the_target_is_reached() -> None:
     by = Evaluator(rare, linear_costs(10.0, 0.0, 0.0), Targets((RequestTarget("tpot", 15.0),)))
     by.requests = 300
     assert max_step_slowdown(by, by.measure(Setup(EngineSettings(kv_blocks=4000)))) == pytest.approx(1.5, rel=0.02)
+
+
+def test_a_plan_says_how_much_slower_steps_may_be_and_what_tokens_cost() -> None:
+    load = RecordedLoad(make_requests(5.0 * np.arange(300.0), 100, 20))
+    start = EngineSettings(max_num_seqs=16, max_num_batched_tokens=512, kv_blocks=4000)
+    targets = Targets((RequestTarget("tpot", 30.0), RequestTarget("ttft", 400.0)))
+    request = ServingRequest(targets, start, fixed=EVERYTHING, price_per_hour=2.0)
+    found = plan_serving(load, COSTS, {}, request, apart=PrefillApart(COSTS, COSTS, Transfer(2.0, 0.01)))
+    assert found.replicas.value is not None
+    assert found.steps_may_be_slower_pct is not None
+    for factor, met in ((1.0, True), (1.03, False)):
+        slower = factor * (1 + found.steps_may_be_slower_pct / 100)
+        costs = linear_costs(8.0 * slower, 0.15 * slower, 0.02 * slower)
+        assert Evaluator(load, costs, targets).measure(Setup(start, found.replicas.value)).met is met
+    apart = found.prefill_apart
+    assert apart is not None
+    paid = ((found.outcome, found.cost, found.replicas.value), (apart.outcome, apart, apart.total))
+    for outcome, cost, count in paid:
+        assert outcome is not None
+        tokens_an_hour = 3600 * outcome.output_tokens_per_s
+        assert cost.price_per_million_tokens == pytest.approx(1e6 * 2.0 * count / tokens_an_hour)
 
 
 def test_the_throughput_of_a_saturated_engine_is_that_of_its_middle_half() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from latfit.planning.serving.evaluate import Evaluator, Setup
+from latfit.planning.serving.plan import search_space
 from latfit.planning.serving.search import Search, SearchSpace
 from latfit.planning.serving.targets import Goodput, RequestTarget, Targets
 from latfit.simulation import (
@@ -168,6 +169,11 @@ def test_static_batches_of_classes_are_searched_in_their_order() -> None:
     space = SearchSpace(frozenset({"batching"}), longest=1, longest_sequence=1, classes=True)
     assert space.alternatives(replace(ONE, batching="static"), "order") == []
     assert [each.order.name for each in space.alternatives(ONE, "order")] == ["priority"]
+
+
+def test_the_search_knows_the_longest_prompt_and_sequence() -> None:
+    found = search_space(RecordedLoad(make_requests([0.0, 1.0, 2.0], [600, 900, 10], [60, 5, 300])), [], frozenset())
+    assert (found.longest, found.longest_sequence) == (900, 905)
 
 
 def test_a_limit_within_the_noise_of_a_request_alone_ends_the_search_for_a_certain_load() -> None:

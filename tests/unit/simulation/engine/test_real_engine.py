@@ -2,7 +2,14 @@
 
 import pytest
 
-from latfit.simulation.engine.real_engine import acceptance_of, known_settings
+from latfit.simulation.engine.real_engine import (
+    USUAL_SETTINGS,
+    KnownSettings,
+    acceptance_of,
+    known_settings,
+    set_up_engine,
+)
+from latfit.simulation.engine.settings import Speculation
 from latfit.trace.serving_engine import engine_facts
 
 RECORDED = {
@@ -26,6 +33,29 @@ def test_all_that_a_recorder_says() -> None:
     }
     assert set(found.origin.values()) == {"a.parquet"}
     assert not found.notes
+
+
+@pytest.mark.parametrize(
+    ("source", "asynchronous"),
+    [("server.log", "asynchronous"), ("assumed", "asynchronous (assumed; --synchronous if not)")],
+)
+def test_the_settings_in_a_line(source: str, asynchronous: str) -> None:
+    known = KnownSettings({}, {"kv_blocks": "server.log", "synchronous": source}, ("server.log",))
+    values = {
+        **USUAL_SETTINGS,
+        "max_num_seqs": 128,
+        "kv_blocks": 2588,
+        "draft_tokens": 2,
+        "acceptance": 0.6,
+        "draft_cost": 1.5,
+        "prefix_hit_rate": 0.25,
+    }
+    made = set_up_engine(known, values, {}, "chunked-prefill")
+    assert made.settings.speculation == Speculation(2, 0.6, 1.5)
+    assert made.line == (
+        f"Engine: 2,588 KV blocks of 16, 128 requests and 2,048 tokens a step at most, {asynchronous}, 25 % of prompts"
+        " cached, 2 draft tokens, accepted one after the other with 60 % (from server.log)."
+    )
 
 
 def test_blocks_follow_a_block_size_that_is_given() -> None:
@@ -81,3 +111,7 @@ def test_drafts_and_cached_prompts_as_counted() -> None:
     assert found.values["acceptance"] == pytest.approx(0.6)
     assert found.values["prefix_hit_rate"] == 0.25
     assert found.origin["acceptance"] == "observed"
+    uncounted = known_settings(
+        engine_facts([("a", {**RECORDED, "num_speculative_tokens": 2})], {"decode_requests": 9.0})
+    )
+    assert "acceptance" not in uncounted.values  # the usual one, not none
