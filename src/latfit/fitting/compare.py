@@ -232,7 +232,7 @@ class _Steps:
     phase: NDArray[np.str_]
     cell: Rows  # number of the cell: phase, B, S, prefill and cached tokens to a quarter of an octave
     block: Rows  # number of the block of steps that share their noise
-    y: FloatArray  # ln T less the baseline fit's
+    y: FloatArray  # ln T less that of the baseline's formula
     weights: FloatArray  # steps that each row stands for
     B: FloatArray
     S: FloatArray
@@ -259,7 +259,10 @@ class _Steps:
 
 
 def _pool_steps(fit: FitResult, runs: Sequence[FitData], log: bool) -> _Steps:
-    """Return the steps of runs by the columns that all have. Without a named phase, all but decode are one."""
+    """Return the steps of runs by the columns that all have. Without a named phase, all but decode are one.
+
+    Less the formula of the fit alone: a correction is closer to the steps of its own run than to those of the other.
+    """
     names = [name for name in runs[0].steps if all(name in data.steps for data in runs)]
     columns = {name: np.concatenate([data.steps[name] for data in runs]) for name in names}
     phase, T, weights = (
@@ -280,7 +283,7 @@ def _pool_steps(fit: FitResult, runs: Sequence[FitData], log: bool) -> _Steps:
             count += len(rows) + 1
         start += len(data)
     run = np.repeat(np.arange(len(runs)), [len(data) for data in runs])
-    y = np.log(T / typical_ms(fit, Trace(columns)))
+    y = np.log(T / typical_ms(structs.replace(fit, correction=None), Trace(columns)))
     return _Steps(run, phase, cell, block, y, weights, columns["B"], columns["S"])
 
 

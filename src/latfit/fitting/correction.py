@@ -5,8 +5,8 @@ Residuals are smoothed in rounds with ever narrower kernels. Method: docs/theory
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from latfit.model import (
 )
 from latfit.stats import FloatArray
 
+Table = tuple[Mapping[str, FloatArray], FloatArray]  # nodes by axis, and values
 Formula = Callable[[Mapping[str, FloatArray]], FloatArray]  # columns of steps (n,) -> latency in ms (n,)
 DECODING, PREFILL, CONTEXT, LENGTH = OF_STEPS
 REQUESTS = OF_PREFILL_ALONE[0]
@@ -42,7 +43,9 @@ MIN_PREFILL_STEPS = 30  # of prefill alone, from which they have a table, if som
 MAX_SWEEPS = 50
 PRIOR_SUPPORT = 1e-3  # weight of a node without steps in an isotonic regression
 MAX_FALL = 1e3
-FADE, FAR = 2 * OCTAVE, 4 * OCTAVE
+ROUNDING = 1e-9
+FADE, FAR = 2 * OCTAVE, 3 * OCTAVE
+MIN_FACTOR = 1e-3  # of ln T: a correction at the outermost nodes below it needs no farther ones
 DIRECTIONS = 16
 
 DECODE_ONLY, PREFILL_ONLY, MIXED = KINDS = range(3)
@@ -149,15 +152,15 @@ def _thin(values: FloatArray, distance: float) -> FloatArray:
 
 
 def _pad(x: FloatArray) -> FloatArray:
-    """Add nodes beyond either end, where the correction fades: one four times as far as neighbours are apart there.
-
-    The last one above is FAR off, where nothing is needed to keep T from falling.
-    """
+    """Add nodes beyond either end: one four times as far as neighbours are apart there, one an octave off."""
     gaps = np.diff(x[x > 0])
-    below, above = (min(4 * float(np.median(part)), OCTAVE) if len(part) else OCTAVE for part in (gaps[:4], gaps[-4:]))
-    low = [x[0] - far for far in sorted({below, OCTAVE}, reverse=True) if x[0] - far > 0] if x[0] > 0 else []
+    below, above = (
+        sorted({min(4 * float(np.median(part)), OCTAVE), OCTAVE}) if len(part) else [OCTAVE]
+        for part in (gaps[:4], gaps[-4:])
+    )
+    low = [x[0] - far for far in reversed(below) if x[0] - far > 0] if x[0] > 0 else []
     zero = [0.0] if 0 < x[0] <= OCTAVE else []
-    return np.concatenate([zero, low, x, x[-1] + np.array([above, FAR])])
+    return np.concatenate([zero, low, x, x[-1] + np.array(above)])
 
 
 def smooth_in_rounds(
@@ -210,12 +213,27 @@ class Smoothed:
 
     def at_strength(self, smoothing: Smoothing) -> FloatArray:
         """Return the table of a correction: that of the chosen rounds, with latency falling by no more than noise."""
-        grid = self.grid
-        table, free = np.choose(grid.kinds(), [self.tables[number] for number in smoothing.rounds]), may_fall(grid)
-        rising = (
-            make_monotone(fit_isotonic(self.log_ms + table, free, self.support, smoothing.noise), free) - self.log_ms
+        table, free = (
+            np.choose(self.grid.kinds(), [self.tables[n] for n in smoothing.rounds]),
+            may_fall(self.grid, self.log_ms),
         )
-        return np.asarray(np.clip(table, rising - smoothing.noise / 2, rising + smoothing.noise / 2))
+        near = fit_isotonic(self.log_ms + table, free, self.support, smoothing.noise)
+        return _keep_near(table, make_monotone(near, free) - self.log_ms, smoothing.noise)
+
+
+def _keep_near(table: FloatArray, rising: FloatArray, noise: float) -> FloatArray:
+    return np.asarray(np.clip(table, rising - noise / 2, rising + noise / 2))
+
+
+def _end_far_off(grid: Grid, table: FloatArray, noise: float, log_model: Callable[[Grid], FloatArray]) -> Table:
+    """Add nodes FAR off on axes where a part that keeps T from falling is left at the outermost ones."""
+    ends = [bool(np.any(np.abs(np.take(table, -1, axis)) > MIN_FACTOR)) for axis in range(table.ndim)]
+    nodes = {
+        name: np.append(x, x[-1] + FAR) if end else x for (name, x), end in zip(grid.nodes.items(), ends, strict=True)
+    }
+    wider, more = replace(grid, nodes=nodes), np.pad(table, [(0, int(end)) for end in ends])
+    log_ms = log_model(wider)
+    return nodes, _keep_near(more, make_monotone(log_ms + more, may_fall(wider, log_ms)) - log_ms, noise)
 
 
 def smooth_residuals(
@@ -228,8 +246,13 @@ def smooth_residuals(
         own = rows[grid.rows[rows]]
         tables = [np.zeros(grid.shape), *smooth_in_rounds(grid, own, by_row, data.weights, rounds)]
         support = np.bincount(grid.nearest[own], data.weights[own], tables[0].size).reshape(grid.shape)
-        log_ms = np.log(np.maximum(model(_steps_at_nodes(grid, tuple(data.steps))), 1e-300)).reshape(grid.shape)
-        yield Smoothed(grid, tables, np.asarray(support, dtype=np.float64), log_ms)
+        yield Smoothed(grid, tables, np.asarray(support, dtype=np.float64), _log_model(data, model, grid))
+
+
+def _log_model(data: Rows, model: Formula, grid: Grid) -> FloatArray:
+    """Return ln of the model's latency at the nodes."""
+    T = model(_steps_at_nodes(grid, tuple(data.steps)))
+    return np.asarray(np.log(np.maximum(T, 1e-300)).reshape(grid.shape))
 
 
 def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, model: Formula) -> Correction:
@@ -237,8 +260,10 @@ def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, mode
     tables = list(smooth_residuals(data, np.arange(len(data)), log_ratio, max(smoothing.rounds), model))
     found = None
     for each in reversed(tables):
-        rounded = {name: np.round(x, DECIMALS) for name, x in each.grid.nodes.items()}
-        found = Correction(rounded, np.round(each.at_strength(smoothing), DECIMALS).ravel(), found)
+        values = each.at_strength(smoothing)
+        nodes, values = _end_far_off(each.grid, values, smoothing.noise, partial(_log_model, data, model))
+        rounded = {name: np.round(x, DECIMALS) for name, x in nodes.items()}
+        found = Correction(rounded, np.round(values, DECIMALS).ravel(), found)
     assert found is not None
     return found
 
@@ -287,10 +312,10 @@ def make_monotone(table: FloatArray, free: Sequence[NDArray[np.bool_]]) -> Float
     return np.asarray((above + below) / 2)
 
 
-def may_fall(grid: Grid) -> list[NDArray[np.bool_]]:
-    """Return by axis the nodes from which latency may fall: no step can be there, or prompts become shorter."""
+def may_fall(grid: Grid, log_ms: FloatArray) -> list[NDArray[np.bool_]]:
+    """Return by axis the nodes from which latency may fall: no step is there, prompts shorten, or the formula falls."""
     at, found = dict(zip(grid.nodes, grid.at_nodes, strict=True)), []
-    for name in grid.nodes:
+    for axis, name in enumerate(grid.nodes):
         loose = np.full(grid.shape, name == REQUESTS)
         if name == CONTEXT and DECODING in at:
             loose = at[DECODING] == 0
@@ -298,6 +323,7 @@ def may_fall(grid: Grid) -> list[NDArray[np.bool_]]:
             with np.errstate(divide="ignore"):
                 own = at[LENGTH] + (np.log(np.expm1(at[REQUESTS])) if REQUESTS in at else 0.0)
             loose = (at[PREFILL] == 0) | (own < at[PREFILL])
+        loose = loose | (np.diff(log_ms, axis=axis, append=np.inf) < -ROUNDING)
         found.append(loose)
     return found
 

@@ -169,6 +169,18 @@ def test_it_ends_at_the_hull_of_the_measured_steps() -> None:
     assert abs(table.of_steps({**corner, "prefill_tokens": np.full(1, 1024.0)}))[0] < NOISE
 
 
+def test_a_formula_that_falls_itself_does_not_pull_beyond_the_data() -> None:
+    """One request at a time; the formula, not measured for more, has two requests faster than one (1/(1 - e^(-k)))."""
+    S = np.repeat(np.append(1.0, np.arange(16.0, 817.0, 16.0)), 3)
+    T = (20 + 0.1 * S) * np.where(S > 400, 1.1, 1.0) * np.exp(np.random.default_rng(0).normal(0, NOISE, len(S)))
+    fit = fit_trace(
+        Trace({"B": np.ones(len(S)), "S": S, "T_ms": T}), FitOptions("saturation+correction", fixed={"k_B": 0.5})
+    )
+    assert fit.correction is not None
+    far = fit.steps(np.ones(1), np.array([4000.0]))
+    assert fit.latency_ms(**far)[0] == pytest.approx(fit.structure.latency_ms(fit.theta, far)[0], rel=NOISE)
+
+
 def test_interpolates_as_scipy_does(corrected: FitResult) -> None:
     from scipy.interpolate import RegularGridInterpolator
 
