@@ -194,10 +194,12 @@ def check(request: Any) -> None:
             any_of = " or ".join(option_of(type(request), each) for each in needed)
             ignored(option_of(type(request), name), f"there is no {any_of}")
     for each in declared(type(request)):
-        value, least = getattr(request, each.name), each.option.min if each.option else None
+        value, where = getattr(request, each.name), option_of(type(request), each.name)
+        least, most = (each.option.min, each.option.max) if each.option else (None, None)
         if least is not None and isinstance(value, int | float) and value < least:
-            where = option_of(type(request), each.name)
             raise WrongUsage(f"{value} is too small", where=where, remedy=f"Give {least:g} or more.")
+        if most is not None and isinstance(value, int | float) and value > most:
+            raise WrongUsage(f"{value} is too large", where=where, remedy=f"Give {most:g} or less.")
     seed = getattr(request, "seed", None)
     if seed is not None and not (hasattr(seed, "__index__") and 0 <= operator.index(seed) <= MOST_SEED):
         raise WrongUsage(f"{seed!r} is no seed", where="--seed", remedy=f"Give a whole number from 0 to {MOST_SEED}.")
@@ -212,7 +214,7 @@ def with_units(request: K) -> K:
     changes: dict[str, Any] = {}
     for twin, (name, unit) in TWINS.items():
         if (value := getattr(request, twin, None)) is not None:
-            several = isinstance(value, Iterable)
+            several = isinstance(value, Iterable) and not isinstance(value, str)
             changes |= {name: [f"{each}{unit}" for each in value] if several else f"{value}{unit}", twin: None}
     return replace(request, **changes) if changes else request  # type: ignore[type-var]
 

@@ -59,15 +59,15 @@ def plan(
     latfit plan --rate 4/s --lengths 1000:250 --ttft 1s --tpot 50ms
     latfit plan --sla 20ms --rate 500/s
     """
-    batches = with_units(batches)
+    has_sla = not (batches.sla is None and batches.sla_ms is None)
     limits = [engines.lengths, engines.e2e, engines.goodput, engines.users]
-    if batches.sla is None:
+    if not has_sla:
         limits += [engines.ttft, engines.tpot]
     if any(each is not None for each in limits):
-        _note_ignored("serving engines are planned", batches, engines, apart={"sla", "paths"})
-        _plan_engines(batches, engines, output, out=out, report=report)
+        _note_ignored("serving engines are planned", batches, engines, apart={"sla", "sla_ms", "paths"})
+        _plan_engines(with_units(batches), engines, output, out=out, report=report)
         return
-    if batches.sla is None:
+    if not has_sla:
         remedy = "Give --sla 20ms, or for requests with lengths --ttft 500ms --tpot 50ms."
         raise WrongUsage("there is no target", where="--sla", remedy=remedy)
     reason = "no --lengths are given, so steps or batches are planned"

@@ -1,6 +1,6 @@
 """Prediction limits of single steps stored with a fit, by phase: docs/theory/fitting.md, "Prediction intervals".
 
-A phase without limits uses those of the phase that contains it (STANDS_FOR), else those of all steps. Where the noise
+A phase without limits uses those of a related phase (STANDS_FOR), else those of all steps. Where the noise
 differs by batch size, groups of sizes have their own.
 """
 
@@ -46,7 +46,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class PredictionIntervals:
-    """Limits of all steps together and by phase. levels: the one-sided levels that were requested."""
+    """Limits of all steps together and by phase. levels: all one-sided levels that are stored."""
 
     levels: tuple[float, ...] = ()
     all: Limits = field(default_factory=Limits)
@@ -57,20 +57,14 @@ class PredictionIntervals:
         return next((group for group in groups if all(name in self.by_phase for name in group)), ())
 
     def of(self, phase: str) -> Limits:
-        """Return the limits that a phase uses; of several those with the widest noise."""
-        found = [self.by_phase[name] for name in self.phases(phase)]
-        T, one = np.full(1, REFERENCE_MS), np.ones(1)
-        return max(found, key=lambda limits: limits.ratios.cv(T, one)[0] if limits.ratios else 0.0, default=self.all)
+        """Return the limits that a phase uses; of several those with the widest noise at any batch size."""
+        return max(self._sources(phase), key=lambda limits: _widest_cv(limits.ratios))
 
-    def factor(self, phase: str, level: float) -> float | None:
-        """Return the factor below which a share `level` of a phase's steps stays; None with too few samples."""
-        found = [_at(limits.upper, level) for limits in self._sources(phase)]
-        return None if None in found else max(factor for factor in found if factor is not None)
-
-    def lower_factor(self, phase: str, level: float) -> float | None:
-        """Return the factor above which a share `level` of a phase's steps stays; None with too few samples."""
-        found = [_at(limits.lower, level) for limits in self._sources(phase)]
-        return None if None in found else min(factor for factor in found if factor is not None)
+    def pooled_factor(self, phase: str, level: float, side: str = "upper") -> float | None:
+        """Return the factor that a share `level` of a phase's steps of all batch sizes keeps; None with too few."""
+        found = [_at(getattr(limits, side), level) for limits in self._sources(phase)]
+        widest = max if side == "upper" else min
+        return None if None in found else widest(factor for factor in found if factor is not None)
 
     def factors(self, phase: str, level: float, B: FloatArray, side: str = "upper") -> FloatArray | None:
         """Return the factors (n,) for steps of B (n,) requests; side: upper, lower."""
@@ -81,8 +75,8 @@ class PredictionIntervals:
 
     def highest_level(self, phase: str, level: float) -> float | None:
         """Return the highest level up to `level` with an upper limit for the phase; None without one."""
-        known = [known for known in self.levels if known <= level + 1e-12 and self.factor(phase, known) is not None]
-        return max(known, default=None)
+        tried = [each for each in self.levels if each <= level + 1e-12]
+        return max((each for each in tried if self.pooled_factor(phase, each) is not None), default=None)
 
     def _sources(self, phase: str) -> list[Limits]:
         return [self.by_phase[name] for name in self.phases(phase)] or [self.all]
@@ -93,6 +87,13 @@ def intervals_from_json(document: Mapping[str, Any]) -> PredictionIntervals:
     by_phase = {str(name): _limits(entry) for name, entry in document.get("by_phase", {}).items()}
     levels = sorted({*everything.upper, *(level for limits in by_phase.values() for level in limits.upper)})
     return PredictionIntervals(tuple(levels), everything, by_phase)
+
+
+def _widest_cv(noise: StepNoise | None) -> float:
+    if noise is None:
+        return 0.0
+    batches = np.append(noise.edges, np.inf)  # the last of each group
+    return float(np.max(noise.cv(np.full(len(batches), REFERENCE_MS), batches)))
 
 
 def _limits(entry: Mapping[str, Any]) -> Limits:

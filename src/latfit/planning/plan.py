@@ -208,9 +208,6 @@ def _check(profile: HardwareProfile, sla_ms: float, percentile: float, tokens: i
                 f"the fit of path {path.name!r} is not usable ({path.fit.status.sentence})",
                 remedy="Fit it again with `latfit fit`.",
             )
-    if not 1 <= percentile < 100:
-        found, remedy = f"{percentile:g} is not a percentile", "Give one from 1 on, below 100."
-        raise WrongUsage(found, where="--percentile", remedy=remedy)
     if not (math.isfinite(sla_ms) and sla_ms > 0):
         raise WrongUsage(f"an SLA of {sla_ms:g} ms", where="--sla", remedy="Give one above zero.")
     if tokens < 1:

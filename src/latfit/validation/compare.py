@@ -79,13 +79,14 @@ def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineS
 
 
 def far_context_warning(fits: Sequence[FitResult], run: EngineRun) -> Message | None:
-    """Warn if the median decode step has more cached tokens a request than any measured step like it."""
+    """Warn if the median decode step, by its cached tokens a request, lies outside every fit's measured range."""
     reading = [fit for fit in fits if fit.reads_context]
     if not reading or not len(run.requests) or not run.batch_sizes.any():
         return None
     median = int(np.searchsorted(run.batch_sizes.cumsum(), run.batch_sizes.sum() / 2))
     B = np.array([float(min(median, *(fit.largest_batch for fit in reading)))])
-    cached = float(np.mean(run.requests.prompt_tokens + run.requests.output_tokens / 2))
+    prompts, outputs = run.requests.prompt_tokens, run.requests.output_tokens
+    cached = float(np.average(prompts + outputs / 2, weights=outputs))  # a request takes part in a step for each token
     if not all(fit.outside_domain(**step_columns(B, B, cached))[0] for fit in reading):
         return None
     return message("far_context", steps=f"decode steps of {count_text(int(B[0]), 'request')}", cached=cached)
@@ -103,7 +104,7 @@ def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:
     """
     ends = []
     for limits, phase in ((fit.limits, phase) for fit in fits for phase in fit.limits.by_phase):
-        pairs = [(limits.lower_factor(phase, level), limits.factor(phase, level)) for level in STEP_LEVELS]
+        pairs = [[limits.pooled_factor(phase, level, side) for side in ("lower", "upper")] for level in STEP_LEVELS]
         ends += [(low, high) for low, high in pairs if low is not None and high is not None][:1]
     median = found.metrics["tpot_ms"]["p50"] if found.metrics else None
     if not ends or median is None or not median.measured > 0 or not median.simulated > 0:
@@ -156,7 +157,7 @@ class Clocks(Record, frozen=True):
 
     @property
     def holds(self) -> bool:
-        return abs(self.error_pct) <= LIMITS_PCT["mean"]
+        return not abs(self.error_pct) > LIMITS_PCT["mean"]
 
 
 class ServerComparison(Record, frozen=True):

@@ -102,7 +102,7 @@ def test_draws_and_limits_widen_by_the_error(rtx4090: FitResult) -> None:
     sd = math.sqrt(math.pi / 2) * math.log(1.2)
     spread = np.log(latency_draws(wide, draws, *steps)).std()
     assert spread == pytest.approx(math.hypot(sd, np.log(latency_draws(rtx4090, own, *steps)).std()), rel=0.1)
-    narrow, limit = (fit.limits.factor("mixed", 0.95) for fit in (rtx4090, wide))
+    narrow, limit = (fit.limits.pooled_factor("mixed", 0.95) for fit in (rtx4090, wide))
     assert narrow is not None
     assert limit == pytest.approx(math.exp(math.hypot(math.log(narrow), 1.6449 * sd)), rel=1e-3)
     assert wide.latency_ms(*steps) == pytest.approx(rtx4090.latency_ms(*steps))

@@ -42,9 +42,9 @@ def test_a_phase_takes_the_limits_of_what_holds_the_same(
     known: dict[str, float | None], asked: str, factor: float | None
 ) -> None:
     found = limits(**known)
-    assert found.factor(asked, 0.95) == factor  # type: ignore[attr-defined]
+    assert found.pooled_factor(asked, 0.95) == factor  # type: ignore[attr-defined]
     if factor is not None and factor != 1.1:
-        assert found.lower_factor(asked, 0.95) == pytest.approx(1 / factor)  # type: ignore[attr-defined]
+        assert found.pooled_factor(asked, 0.95, "lower") == pytest.approx(1 / factor)  # type: ignore[attr-defined]
 
 
 def test_a_level_that_a_phase_cannot_tell_falls_to_the_next_below() -> None:

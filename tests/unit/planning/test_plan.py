@@ -74,7 +74,13 @@ class TestInverse:
             "ratio_quantiles": {"0.5": 0.999, "0.99": 1.3},
             "by_phase": {"decode": {"ratio_quantiles": {"0.5": 0.998, "0.99": None}}},
         }
-        for known, measured, factor in ((alone, 90.0, 1.1**2), (pooled, 90.0, 1.3**2), (median, 50.0, 1.3)):
+        near = {**median, "ratio_quantiles": {"0.5": 1.0 + 1e-9, "0.99": 1.3}}
+        narrow = {
+            "ratio_quantiles": {"0.9": 0.999, "0.99": 1.05},
+            "by_phase": {"decode": {"ratio_quantiles": {"0.9": 1.2, "0.99": None}}},
+        }
+        cases = [(alone, 90.0, 1.1**2), (pooled, 90.0, 1.3**2), (median, 50.0, 1.3), (near, 50.0, 1.3)]
+        for known, measured, factor in [*cases, (narrow, 90.0, 1.2)]:
             path = machine(cpu=fit_with(REFERENCE.tolist(), intervals=known)).paths["cpu"]
             level = level_for(path, 99.0, "decode")
             assert (level.percentile, level.measured) == (99.0, measured)
@@ -88,6 +94,10 @@ class TestInverse:
         with pytest.raises(WrongUsage) as error:
             make_plan(REFERENCE_MACHINE, 50.0, percentile=0.99)
         assert "from 1 on" in error.value.remedy
+
+    def test_a_median_alone_is_no_percentile(self) -> None:
+        path = machine(cpu=fit_with(REFERENCE.tolist(), intervals={"ratio_quantiles": {"0.5": 0.99}})).paths["cpu"]
+        assert level_for(path, 99.0, "decode").percentile is None
 
     def test_limits_of_decode_and_of_prefill_are_their_own(self) -> None:
         """T = 2 + 0.01 S; decode steps stay below 1.1 times it, steps with prefill below 2 times."""

@@ -179,10 +179,11 @@ def _limits(fit: FitResult, phase: str) -> tuple[float, float, float] | None:
     """Return (median, lower, upper 98 % limit) of ln(observed/predicted) of single steps; None if the fit has none."""
     own = fit.limits
     for level, wider in LEVELS.items():
-        lower, upper = own.lower_factor(phase, level), own.factor(phase, level)
+        lower, upper = (own.pooled_factor(phase, level, side) for side in ("lower", "upper"))
         if lower is not None and upper is not None:
             ends = np.log([lower, upper])
-            centre = float(np.mean(np.log([own.lower_factor(phase, 0.5) or 1.0, own.factor(phase, 0.5) or 1.0])))
+            medians = [own.pooled_factor(phase, 0.5, side) or 1.0 for side in ("lower", "upper")]
+            centre = float(np.mean(np.log(medians)))
             low, high = (centre + wider * (ends - centre)).tolist()
             return centre, low, high
     return None

@@ -12,7 +12,7 @@ from latfit.fitting.data import FitData
 from latfit.model import Pauses, StepNoise, by_size, ratios_of, size_levels, tail_points
 from latfit.stats import FloatArray, mad_sigma, weighted_quantiles
 
-LEVEL = 0.05  # chance of a first split into groups where the batch size makes no difference
+CHANCE = 0.05  # of a first split into groups where the batch size makes no difference
 MIN_GROUP = 100  # independent steps; fewer do not show a p99
 
 PAUSE_SIGMA = 5.0  # of log ratios; of log-normal noise one step in 3 million lies beyond
@@ -25,23 +25,23 @@ MAX_PAUSES_TESTED = 2000  # pauses that enter the pairwise test; so many decide 
 
 
 def batch_groups(B: FloatArray, log_ratio: FloatArray, weights: FloatArray) -> NDArray[np.intp]:
-    """Return the group (n,) of each batch size: sizes are split where the spread of steps changes beyond chance.
+    """Return the group (n,) of each step: batch sizes are split where the spread of steps changes beyond chance.
 
-    The spread is the distance above the median, and below it, that of the farthest hundredth being capped. weights:
-    independent steps (n,).
+    Spread: distances above and, apart, below the median, capped at their 99th percentile. weights: independent steps
+    (n,).
     """
     number = by_size(B)
     group = np.zeros(len(B), dtype=np.intp)
     off = log_ratio - weighted_quantiles(log_ratio, (0.5,), weights)[0]
-    below = np.cumsum(np.bincount(number, weights=weights))
-    tried = (below >= MIN_GROUP) & (below[-1] - below >= MIN_GROUP)
-    change = np.zeros(len(below))
+    up_to = np.cumsum(np.bincount(number, weights=weights))
+    tried = (up_to >= MIN_GROUP) & (up_to[-1] - up_to >= MIN_GROUP)
+    change = np.zeros(len(up_to))
     for distance in (np.maximum(off, 0.0), np.maximum(-off, 0.0)):
         distance = np.minimum(distance, weighted_quantiles(distance, (0.99,), weights)[0])
         distance -= np.average(distance, weights=weights)
         walk = np.abs(np.cumsum(np.bincount(number, weights=weights * distance)))
         change = np.maximum(change, walk / max(math.sqrt(float(weights @ distance**2)), 1e-300))
-    if np.max(change[tried], initial=0.0) <= math.sqrt(math.log(4 / LEVEL) / 2):
+    if np.max(change[tried], initial=0.0) <= math.sqrt(math.log(4 / CHANCE) / 2):
         return group
     large = number > np.argmax(np.where(tried, change, 0.0))
     for side in (~large, large):

@@ -83,7 +83,7 @@ def _chunk_ms(costs: StepCosts, D: int, tokens: int, cached: int, context: float
 def _interval(fit: FitResult | None, gap_ms: float, D: int, chunk: int) -> tuple[float, float] | None:
     if fit is None:
         return None
-    low, high = fit.limits.lower_factor(MIXED, SIDED), fit.limits.factor(MIXED, SIDED)
+    low, high = (fit.limits.pooled_factor(MIXED, SIDED, side) for side in ("lower", "upper"))
     one, tokens = np.ones(1), np.array([float(chunk)])
     wider = float(fit.widening(one * (D + 1), tokens + D, prefill_requests=one, prefill_tokens=tokens)[0])
     if low is None or high is None or not np.isfinite(wider):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from latfit.errors import WrongUsage
 from latfit.hardware import ExecutionPath, step_columns
 from latfit.model import FitResult, latency_draws, parameter_draws
 from latfit.planning.result import BatchRange, TokenRange
@@ -14,7 +15,8 @@ from latfit.stats import FloatArray
 from latfit.trace import DECODE, PREFILL, UNKNOWN
 
 SCANNED, BETWEEN = 400, 62  # grid points of the scan, and of each search of an end
-SURE = 0.975
+SURE = 0.975  # of the fit's draws keep S_promised
+MEDIAN = 0.5
 UNBOUNDED = 1 << 40  # above this the search for an upper end stops and the range counts as unbounded
 
 Curve = Callable[[FloatArray], FloatArray]
@@ -30,7 +32,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Level:
-    """Percentile of a phase (None: typical), and the percentile that its factors are extrapolated from.
+    """Percentile of a phase (None: typical), and the percentile that its factors are extrapolated from, if any.
 
     factors: upper factors (n,) for 1 to n requests, the last for all larger batches.
     """
@@ -53,7 +55,7 @@ class StepLevels:
     fit: FitResult | None = None
 
     def wider(self, B: FloatArray, S: FloatArray) -> FloatArray:
-        """Return the factor (n,) of `latfit predict` for larger errors beyond measurements."""
+        """Return the factor (n,) for larger errors beyond the measured B and S; 1 where it is unknown."""
         if self.fit is None or self.percentile is None:
             return np.ones(np.shape(S))
         return np.nan_to_num(self.fit.widening(B, S), nan=1.0)
@@ -82,8 +84,8 @@ class StepLevels:
 def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
     """Return the upper factors of a phase's steps at a percentile; a phase without limits gets the typical step.
 
-    With too few steps the highest known factor is extrapolated by the tail of all steps, scaled to the phase; without
-    one ln factor grows as an exponential tail, ln 1/(1 - share).
+    With too few steps the highest known factor is extrapolated by the tail of all steps, scaled to the phase. Above the
+    highest level of all steps ln factor grows as an exponential tail, ln 1/(1 - share). Medians show no spread.
     """
     limits, share = path.fit.limits, percentile / 100
     B = np.arange(1.0, path.fit.largest_batch + 1)
@@ -92,20 +94,21 @@ def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
             return Level(percentile, factors)
     known = limits.highest_level(phase, share)
     highest = None if known is None else limits.factors(phase, known, B)
-    if known is None or highest is None:
+    pooled = {each: math.log(factor) for each, factor in limits.all.upper.items() if factor and each > MEDIAN}
+    if known is None or highest is None or not pooled:
         return Level(None, np.ones(1))
+    reached = min((level for level in pooled if level >= share - 1e-12), default=max(pooled))
+    tail = pooled[reached] * max(math.log(1 - share) / math.log(1 - reached), 1.0)
     own = np.log(np.maximum(highest, 1.0))
-    pooled = {level: math.log(factor) for level, factor in limits.all.upper.items() if factor is not None}
-    reached = min((level for level in pooled if level >= share - 1e-12), default=None)
-    if reached is None:
-        log_factor = own * math.log(1 - share) / math.log(1 - known)
-    else:  # medians show no spread
-        scale = np.maximum(own / pooled[known], 1.0) if pooled.get(known, 0.0) > 0 else np.ones(len(B))
-        log_factor = pooled[reached] * scale
-    return Level(percentile, np.exp(log_factor), round(100 * known, 6))
+    scale = np.maximum(own / pooled[known], 1.0) if pooled.get(known, 0.0) > 0 else np.ones(len(B))
+    return Level(percentile, np.exp(np.maximum(tail * scale, own)), round(100 * known, 6))
 
 
 def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
+    """Return the levels of all phases. Raises WrongUsage for what is no percentile."""
+    if not 1 <= percentile < 100:
+        found, remedy = f"{percentile:g} is not a percentile", "Give one from 1 on, below 100."
+        raise WrongUsage(found, where="--percentile", remedy=remedy)
     phases = (DECODE, PREFILL, UNKNOWN) if path.fit.knows_prefill else (DECODE, DECODE, DECODE)
     decode, alone, prefill = (level_for(path, percentile, phase) for phase in phases)
     return StepLevels(decode, alone, prefill, None if path.nominal is not None else path.fit)
