@@ -81,7 +81,7 @@ def outcomes(planted: Planted, seed: int, *, oracle: bool = False) -> list[Outco
     from latfit.planning.load.strategies import machine_of
     from latfit.planning.load.uncertainty import estimate_percentile, robust_rate
     from latfit.planning.load.varying import load_from_arrivals
-    from latfit.planning.request import PlanRequest
+    from latfit.planning.request import PlanOptions
     from latfit.planning.result import Kind
     from latfit.trace.table import Trace
 
@@ -93,11 +93,11 @@ def outcomes(planted: Planted, seed: int, *, oracle: bool = False) -> list[Outco
         return [Outcome("percentile", group, math.nan, math.nan, math.nan, math.nan, 0.0, fit.status.code)]
     profile = HardwareProfile({"gpu": ExecutionPath("gpu", fit)})
     rate = planted.system.arrivals.rate
-    request = PlanRequest(rate=rate, max_batch=planted.system.cap)
+    request = PlanOptions(rate=rate, max_batch=planted.system.cap)
     if planted.load != "poisson":
         moments = np.cumsum(recording(planted.system, seed))
         load = load_from_arrivals(moments, "recording", float(moments[-1] - moments[0]))
-        request = PlanRequest(load=replace(load, rates=np.array([rate])), max_batch=planted.system.cap)
+        request = PlanOptions(load=replace(load, rates=np.array([rate])), max_batch=planted.system.cap)
     exact = truth_of.truth(planted.system, TRUTH, seed=seed).quantile(Q)
     sla = exact.value * float(np.random.default_rng([seed, 7]).uniform(1.2, 3))
     machine, target, strategy = machine_of(profile, 1, request), Target(sla, Q, 1), Strategy(Kind.GREEDY, ("gpu",))

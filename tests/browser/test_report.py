@@ -19,7 +19,7 @@ import latfit
 from latfit.api import serving
 from latfit.api.simulations import PolicySimulation
 from latfit.planning.plan import make_plan
-from latfit.planning.request import PlanRequest
+from latfit.planning.request import PlanOptions
 from latfit.reporting.fit.figures import draw_map
 from latfit.reporting.fit.page import LOAD_SLA_FACTORS, RATE_FACTORS, SLA_FACTORS, ReportInput, render
 from latfit.reporting.fit.plot_data import FitView
@@ -117,7 +117,7 @@ def page_html() -> str:
 @pytest.fixture(scope="module")
 def load_html() -> str:
     """The page of a plan for 100 requests a second within 20 ms."""
-    request = PlanRequest(rate=0.1)
+    request = PlanOptions(rate=0.1)
     return render(ReportInput(NOMINAL, plan=make_plan(NOMINAL, 20.0, request=request), request=request)).html
 
 
@@ -195,7 +195,7 @@ def test_sliders_of_a_load_move_the_answer_to_that_of_a_plan_there(
     factors = RATE_FACTORS if slider == "rate" else LOAD_SLA_FACTORS
     at, text = moved(chromium, load_html, tmp_path, slider, factors.index(factor))
     rate, sla_ms = (0.1 * factor, 20.0) if slider == "rate" else (0.1, 20.0 * factor)
-    plan = make_plan(NOMINAL, float(f"{sla_ms:.3g}"), request=PlanRequest(rate=float(f"{rate:.3g}"))).to_json()
+    plan = make_plan(NOMINAL, float(f"{sla_ms:.3g}"), request=PlanOptions(rate=float(f"{rate:.3g}"))).to_json()
     assert at == (format_rate(1e3 * rate) if slider == "rate" else f"{sla_ms:g} ms")
     assert plan["answer"] in text
     chosen = next(row for row in plan["strategies"] if row["chosen"])

@@ -19,7 +19,7 @@ from latfit.model import FitResult, Pauses, noise_of
 from latfit.planning.load.capacity import feasible_rates, range_of
 from latfit.planning.load.strategies import Machine, Target, machine_of
 from latfit.planning.load.uncertainty import DRAWS, PercentileEstimate, estimate_percentile, robust_rate
-from latfit.planning.request import PlanRequest
+from latfit.planning.request import PlanOptions
 from latfit.planning.result import Kind, Strategy
 from latfit.queueing import measured_times
 from latfit.simulation.engine.run import serve
@@ -60,7 +60,7 @@ GREEDY, TARGET = Strategy(Kind.GREEDY, ("cpu",)), Target(SLA_MS, 0.99, 1)
 
 
 def machine(fit: FitResult, rate: float) -> Machine:
-    return machine_of(HardwareProfile({"cpu": ExecutionPath("cpu", fit)}), 1, PlanRequest(rate=rate))
+    return machine_of(HardwareProfile({"cpu": ExecutionPath("cpu", fit)}), 1, PlanOptions(rate=rate))
 
 
 def estimate(fit: FitResult, rate: float) -> PercentileEstimate:

@@ -14,7 +14,7 @@ from latfit.api.fits import Fit, as_fit, check_usable, fit, fit_each, names_a_fi
 from latfit.api.quantities import percent
 from latfit.api.reading import read
 from latfit.api.request import shared, verb
-from latfit.api.requests import CompareRequest, EnginePlanRequest, FitEachRequest, ReadRequest, Time
+from latfit.api.requests import Clock, CompareRequest, EnginePlanRequest, FitEachRequest, ReadRequest
 from latfit.api.serving import EnginePlan, plan_engine
 from latfit.errors import BadInput, Regression, WrongUsage
 from latfit.fitting import Compared, Measured, RegionChange, change_over_starts, changes_between
@@ -263,20 +263,20 @@ def _compare(baseline: str, pairs: Sequence[Pair], tolerance_pct: float) -> list
     return compared
 
 
-def _fit_alike(sources: Sequence[Any], fitted: Callable[[Any, Time | None], list[Fit]]) -> list[list[Fit]]:
+def _fit_alike(sources: Sequence[Any], fitted: Callable[[Any, Clock | None], list[Fit]]) -> list[list[Fit]]:
     """Return the fits of each source, all of the same time."""
     times = {found.time for source in sources if _is_fit(source) for found in fitted(source, None)}
     if len(times) > 1:
         differ = "one fit is of the period of a step, another of the engine's own time"
         raise BadInput(differ, remedy="Fit both with the same --time.")
-    time: Time | None = next(iter(times), None)
+    time: Clock | None = next(iter(times), None)
     found = [fitted(source, time) for source in sources]
     if len({each.time for fits in found for each in fits}) > 1:
         found = [fitted(source, "compute") for source in sources]
     return found
 
 
-def _fit_one(source: Any, time: Time | None, request: CompareRequest) -> Fit:
+def _fit_one(source: Any, time: Clock | None, request: CompareRequest) -> Fit:
     if _is_fit(source):
         return as_fit(source)
     path, reading = request.path, shared(ReadRequest, request, source=source)
@@ -292,7 +292,7 @@ def _fit_one(source: Any, time: Time | None, request: CompareRequest) -> Fit:
     return fit(steps, seed=request.seed, path=path, time=time)
 
 
-def _fit_each(source: Any, time: Time | None, request: CompareRequest) -> list[Fit]:
+def _fit_each(source: Any, time: Clock | None, request: CompareRequest) -> list[Fit]:
     if _is_fit(source):
         return [as_fit(source)]
     found = list(fit_each.of(shared(FitEachRequest, request, source=source, time=time)).values())

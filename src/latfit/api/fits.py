@@ -27,7 +27,7 @@ from latfit.api.predictions import (
 from latfit.api.quantities import by_name, percent
 from latfit.api.reading import read_timed
 from latfit.api.request import verb
-from latfit.api.requests import FitEachRequest, FitRequest, PredictRequest, ReadRequest, Time
+from latfit.api.requests import Clock, FitEachRequest, FitRequest, PredictRequest, ReadRequest
 from latfit.catalogue import PREFIX
 from latfit.errors import BadInput, FitNotUsable, LatfitError, WrongUsage
 from latfit.messages import Message
@@ -87,7 +87,7 @@ class Fit(Answer):
         return self.result.data.source or ""
 
     @property
-    def time(self) -> Time:
+    def time(self) -> Clock:
         """ "period" from step to step, or "compute", the time in the source."""
         return "period" if self.result.data.more.get("time") == PERIOD else "compute"
 
@@ -335,7 +335,7 @@ def fit_phases(
     cache_tokens: int | None = None,
     model: str | None = None,
     seed: int = 0,
-    time: Time | None = None,
+    time: Clock | None = None,
     **reading: Any,
 ) -> PhaseFits:
     """Fit an engine's steps for its simulation, decode apart from steps with prefill where both have enough.

@@ -21,7 +21,7 @@ from latfit.model import FitResult
 from latfit.planning import (
     Load,
     Plan as PlanRecord,
-    PlanRequest as PlanRecordRequest,
+    PlanOptions,
     ServingTargets,
     StepBudget,
     load_of,
@@ -43,7 +43,7 @@ class Plan(Planned):
 
     result: PlanRecord
     hardware: HardwareProfile = field(default_factory=HardwareProfile)
-    request: PlanRecordRequest = field(default_factory=PlanRecordRequest)
+    request: PlanOptions = field(default_factory=PlanOptions)
 
     @property
     def answer(self) -> str:
@@ -135,7 +135,7 @@ def plan(request: PlanRequest) -> Plan:
     if isinstance(objective, Mapping):
         objective = ",".join(f"{name}={weight}" for name, weight in objective.items())
     fixed_ms, ms_per_token = (0.0, 0.0) if request.transfer is None else transfers(request.transfer)
-    made = PlanRecordRequest(
+    made = PlanOptions(
         rate=None if request.rate is None else per_ms(request.rate),
         load=_load(request),
         replicas=request.replicas,

@@ -9,7 +9,7 @@ import numpy as np
 from latfit import trace, workload
 from latfit.api.quantities import duration
 from latfit.api.request import given_in, ignored, shared, verb
-from latfit.api.requests import ReadRequest, Time
+from latfit.api.requests import Clock, ReadRequest
 from latfit.errors import BadInput, WrongUsage, located
 from latfit.files import check_writable
 from latfit.units import parse_duration_ms
@@ -40,7 +40,7 @@ def read(request: ReadRequest) -> trace.CleanTrace:
     return _summarise(str(large[0]), request)
 
 
-def read_timed(request: Any, time: Time | None = None) -> trace.CleanTrace:
+def read_timed(request: Any, time: Clock | None = None) -> trace.CleanTrace:
     """Read steps with T as `time` or the request says; None: the period if known."""
     time = time or getattr(request, "time", None)
     return trace.timed(read.of(shared(ReadRequest, request, cells_time=time or "auto")), time)

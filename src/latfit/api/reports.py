@@ -20,7 +20,7 @@ from latfit.exporting import Exported, Wanted, export_plan
 from latfit.files import check_writable, make_folder
 from latfit.hardware import HardwareProfile
 from latfit.messages import Message, note
-from latfit.planning import PlanRequest as NoPlan
+from latfit.planning import PlanOptions
 from latfit.provenance import command_line, utc_now
 from latfit.trace import Trace, read_again
 from latfit.units import count_text
@@ -84,7 +84,7 @@ def report(request: ReportRequest) -> Report:
     make_folder(folder)
     check_writable(folder / reporting.page.PAGE_NAME)
     making = reporting.Making(command_line(), utc_now())
-    result, asked = (None, NoPlan()) if plan is None else (plan.result, plan.request)
+    result, asked = (None, PlanOptions()) if plan is None else (plan.result, plan.request)
     made = reporting.page.ReportInput(profile, rows, result, percent(request.percentile), asked, making, notes)
     written = reporting.page.write_report(folder, made)
     return Report(written.html, list(written.figures), notes)

@@ -20,7 +20,7 @@ TOKEN, ENGINE_TOKEN = "LATFIT_TOKEN", "LATFIT_ENGINE_TOKEN"
 """Environment variables, because everybody on the machine can read a command line."""
 
 Duration = str | timedelta
-Time = Literal["compute", "period"]
+Clock = Literal["compute", "period"]
 Ranges = Mapping[str, tuple[float, float]] | Sequence[str] | None
 Progress = Callable[[float, int], None]
 Batching = Literal["chunked-prefill", "continuous", "selective", "static"]
@@ -107,7 +107,7 @@ class ModelOptions(Request):
         " each also +moe, +correction.",
         metavar="NAME",
     )
-    time: Time | None = option("compute: forward pass; period: step to step, with the host. Default: period if known.")
+    time: Clock | None = option("compute: forward pass; period: step to step, with the host. Default: period if known.")
     window_means: bool = setting("Rows are window means, although no column shows it (window_ms, B_sd, ...).", False)
     weights: str | None = setting("What counts the same: rows, doublings of S, or cells by their variance.")
     fix: Mapping[str, float] | Sequence[str] | None = option("Hold a parameter: P_max=60. Repeatable.")
@@ -134,7 +134,7 @@ class FitRequest(ModelOptions, ReadOptions):
 class FitEachRequest(FitRequest):
     SHOWN = "model bootstrap fix map unit where path"
     LACKS = "keep drop skip_bad"
-    made: "Callable[[str, Fit], None] | None" = setting("Called with (label, fit) as each is there.")
+    made: "Callable[[str, Fit], None] | None" = setting("Called with (label, fit) when each is made.")
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class CompareRequest(ReadOptions):
 
 
 @dataclass(frozen=True)
-class StepPlanRequest(Request):
+class PlanTarget(Request):
     PANEL = "Target"
     paths: Hardware = "hardware.json"
     sla: Sla = None
@@ -210,8 +210,8 @@ class StepPlanRequest(Request):
 
 
 @dataclass(frozen=True)
-class PlanRequest(StepPlanRequest):
-    """How to run a load of batches within an SLA; without a load, which steps meet it."""
+class PlanRequest(PlanTarget):
+    """How to batch requests within an SLA; without a load, which steps meet it."""
 
     PANEL = "Load"
     SHOWN = "sla rate replicas paths"
@@ -269,7 +269,7 @@ class EngineLimits(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSettings(EngineLimits):
+class EngineFields(EngineLimits):
     """Settings of an engine; None: as the fit's trace says, else the usual."""
 
     long_prefill_token_threshold: int | None = setting("Most prompt tokens of one request in a step; 0: no limit.")
@@ -278,7 +278,7 @@ class EngineSettings(EngineLimits):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpecialSettings(EngineSettings):
+class SpecialSettings(EngineFields):
     start_at: int | None = setting("continuous, static: queue length that starts a prefill.")
     swap: str | None = setting("Swap preempted requests out and in, at this per token: 2us.")
     draft_tokens: int | None = setting("Speculative decoding: tokens per draft. Default: the trace's, else 0.")
@@ -335,7 +335,7 @@ StartUp = Annotated[
 
 
 @dataclass(frozen=True)
-class EnginePlanRequest(EngineSettings, Memory):
+class EnginePlanRequest(EngineFields, Memory):
     PANEL = "Serving engines"
     SHOWN = "rate lengths ttft tpot e2e replicas hardware fit kv_blocks"
     LACKS = "max_num_seqs max_num_batched_tokens"
@@ -514,7 +514,7 @@ class ValidateRequest(SpecialSettings):
     _: KW_ONLY
     prefill_fit: PrefillFit = None
     model: str | None = option("Model to fit to the trace's steps. Default: auto.", metavar="NAME", panel="Step costs")
-    time: Time | None = setting("What to fit, as for latfit fit. Default: the period if available.")
+    time: Clock | None = setting("What to fit, as for latfit fit. Default: the period if available.")
     where: str | None = option('Use only steps that match: "tp == 8".', panel="Step costs")
     metrics_after: Path | str | None = option("The server's /metrics after the run.", kind=Path)
     metrics_before: Path | str | None = option("/metrics before the run. Default: since the server's start.", kind=Path)

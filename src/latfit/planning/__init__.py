@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from latfit.planning.request import (
         Load as Load,
         Objective as Objective,
-        PlanRequest as PlanRequest,
+        PlanOptions as PlanOptions,
         ServingTargets as ServingTargets,
         parse_objective as parse_objective,
     )

@@ -10,7 +10,7 @@ from latfit.hardware import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile
 from latfit.messages import Message, message, note, views
 from latfit.planning.engine_settings import engine_flags, engine_settings, prices_tokens
 from latfit.planning.fit_quality import quality_of_path
-from latfit.planning.request import PlanRequest
+from latfit.planning.request import PlanOptions
 from latfit.planning.result import (
     FALLS_BACK,
     NEEDS_LOAD,
@@ -34,13 +34,13 @@ def make_plan(
     *,
     percentile: float = 99.0,
     tokens_per_request: int = 1,
-    request: PlanRequest | None = None,
+    request: PlanOptions | None = None,
 ) -> Plan:
     """Decide for an SLA in ms, met by `percentile` percent of the steps, or of the responses.
 
     tokens_per_request: tokens that a request adds to a step. Raises BadInput, WrongUsage.
     """
-    request = request or PlanRequest()
+    request = request or PlanOptions()
     _check(profile, sla_ms, percentile, tokens_per_request)
     levels = {name: levels_for(path, percentile) for name, path in profile.paths.items()}
     plan = _plan_steps(profile, levels, sla_ms, percentile, tokens_per_request, request)
@@ -95,7 +95,7 @@ def _plan_steps(
     sla_ms: float,
     percentile: float,
     tokens: int,
-    request: PlanRequest,
+    request: PlanOptions,
 ) -> Plan:
     every, context = profile.paths, request.context
     cpu, gpu = (
@@ -167,7 +167,7 @@ def _without_paths(profile: HardwareProfile, gpu: PathLatency | None) -> Thresho
 
 
 def _path_messages(
-    profile: HardwareProfile, levels: Mapping[str, StepLevels], percentile: float, request: PlanRequest
+    profile: HardwareProfile, levels: Mapping[str, StepLevels], percentile: float, request: PlanOptions
 ) -> list[Message]:
     found = []
     for name, path in profile.paths.items():

@@ -50,7 +50,7 @@ class ServingTargets:
 
 
 @dataclass(frozen=True)
-class PlanRequest:
+class PlanOptions:
     """Everything optional about a plan.
 
     rate: requests per ms, for all replicas. context: cached tokens of a request. max_batch: of the GPU. transfer_ms,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import latfit
-from latfit.api.requests import Time
+from latfit.api.requests import Clock
 from latfit.trace import Trace, write_trace
 
 HOST_MS = 2.0
@@ -55,6 +55,6 @@ class TestFit:
 
 class TestTheSameTime:
     @pytest.mark.parametrize("time", ["compute", "period"])
-    def test_evaluate_scores_what_was_fitted(self, trace: Path, time: Time) -> None:
+    def test_evaluate_scores_what_was_fitted(self, trace: Path, time: Clock) -> None:
         found = latfit.fit(trace, model="linear", time=time)
         assert found.evaluate(trace).scores["metrics"]["median_ape_pct"] < 5

@@ -9,7 +9,7 @@ from latfit.fitting.fit import fit_trace
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import ExecutionPath, HardwareProfile, nominal_path
 from latfit.planning.plan import make_plan
-from latfit.planning.request import PlanRequest
+from latfit.planning.request import PlanOptions
 from latfit.planning.result import Capacity
 from latfit.planning.wording import capacity_line
 from latfit.trace.read import ingest
@@ -27,12 +27,12 @@ def profile() -> HardwareProfile:
 
 @pytest.mark.nightly
 def test_on_the_sample_profile(profile: HardwareProfile) -> None:
-    found = make_plan(profile, 20.0, request=PlanRequest(rate=2.0)).capacity
+    found = make_plan(profile, 20.0, request=PlanOptions(rate=2.0)).capacity
     assert isinstance(found, Capacity)
     printed = re.search(r"Capacity ([\d,.]+) req/s", capacity_line(found))
     assert printed is not None
     highest = parse_rate_per_ms(f"{printed[1].replace(',', '')}/s", option="--rate")
-    at, above = (make_plan(profile, 20.0, request=PlanRequest(rate=factor * highest)) for factor in (1.0, 1.05))
+    at, above = (make_plan(profile, 20.0, request=PlanOptions(rate=factor * highest)) for factor in (1.0, 1.05))
     assert at.feasible
     assert isinstance(at.capacity, Capacity)
     assert at.capacity.replicas == 1

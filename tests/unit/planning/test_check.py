@@ -8,7 +8,7 @@ from latfit.hardware.profile import HardwareProfile, nominal_path
 from latfit.model.step_noise import noise_of
 from latfit.planning.load.varying import load_from_arrivals
 from latfit.planning.plan import make_plan
-from latfit.planning.request import PlanRequest
+from latfit.planning.request import PlanOptions
 from latfit.planning.result import Cutoff, Plan
 from latfit.policies.policy import Limits, cutoff
 from latfit.queueing import linear_times, simulate_batches
@@ -30,7 +30,7 @@ STEADY = {"ratios": noise_of(np.linspace(0.97, 1.03, 2000), np.ones(2000)).to_js
 
 
 def planned(profile: HardwareProfile, sla: float, rate: float) -> Plan:
-    return make_plan(profile, sla, request=PlanRequest(rate=rate))
+    return make_plan(profile, sla, request=PlanOptions(rate=rate))
 
 
 def told(plan: Plan) -> tuple[float, float]:
@@ -51,7 +51,7 @@ def test_one_at_a_time_is_the_closed_form() -> None:
 def test_laws_only_leaves_out_noise() -> None:
     """T = 4 + 0.1 b without its noise."""
     profile = machine(gpu=line(4, 0.1, domain=SMALL, intervals=WIDE), cpu=line(0.01, 1.99, intervals=STEADY))
-    plan = make_plan(profile, 20.0, request=PlanRequest(rate=1.0, laws_only=True))
+    plan = make_plan(profile, 20.0, request=PlanOptions(rate=1.0, laws_only=True))
     row = next(row for row in plan.strategies if row.name == "gpu, greedy batches")
     assert row.percentile_ms == pytest.approx(
         simulate_batches(1.0, linear_times(4, 0.1, 64)).percentile(0.99), rel=0.01
@@ -64,7 +64,7 @@ def test_bursts_are_simulated_as_they_were_recorded() -> None:
     gaps = np.tile(np.r_[np.full(19, 0.01), 20.0], 400)
     load = load_from_arrivals(np.cumsum(gaps), "bursts", float(gaps.sum() / 2))
     profile = machine(gpu=line(2, 0.1, domain=SMALL, intervals=STEADY))
-    late = make_plan(profile, 30.0, request=PlanRequest(load=load)).strategies[0].percentile_ms
+    late = make_plan(profile, 30.0, request=PlanOptions(load=load)).strategies[0].percentile_ms
     assert late is not None
     # The first is served alone for 2.1 ms, the other nineteen wait for its end and take 3.9 ms.
     assert late == pytest.approx(2.1 + 3.9, rel=0.05)
@@ -88,7 +88,7 @@ class TestSteadyService:
         return found.percentile.low, found.percentile.high
 
     def test_a_cutoff_is_the_largest_that_meets_the_sla(self) -> None:
-        plan = make_plan(self.profile, 20.0, request=PlanRequest(rate=0.48))
+        plan = make_plan(self.profile, 20.0, request=PlanOptions(rate=0.48))
         assert isinstance(plan.T_cut, Cutoff)
         assert (plan.feasible, plan.T_cut.bound) == (True, "simulated")
         assert plan.T_cut.value is not None

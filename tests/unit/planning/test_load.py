@@ -10,7 +10,7 @@ from latfit.errors import BadInput
 from latfit.planning.load.uncertainty import promised_by_batches
 from latfit.planning.load.varying import load_from_arrivals, read_load
 from latfit.planning.plan import make_plan
-from latfit.planning.request import Load, PlanRequest
+from latfit.planning.request import Load, PlanOptions
 from tests.unit.planning.test_plan import line, machine
 from tests.unit.planning.test_support import LAW, SIXTY_FOUR
 
@@ -25,7 +25,7 @@ def test_windows_hold_every_arrival_once() -> None:
 def test_a_plan_for_a_recording_is_sized_for_its_peak() -> None:
     load = Load(np.array([0.5, 3.1, 1.0]), 6e4, "recording")
     plan = make_plan(
-        machine(gpu=line(4, 0.1, domain={"B": [1, 64], "S": [1, 64]})), 12.0, request=PlanRequest(load=load)
+        machine(gpu=line(4, 0.1, domain={"B": [1, 64], "S": [1, 64]})), 12.0, request=PlanOptions(load=load)
     )
     assert plan.rate_per_s == pytest.approx(3100)
 

@@ -11,7 +11,7 @@ from latfit.model.fit_parts import Errors, Estimate
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
-from latfit.planning.request import PlanRequest
+from latfit.planning.request import PlanOptions
 from latfit.planning.steps.limits import level_for, levels_for
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold
 from tests.conftest import REFERENCE
@@ -142,7 +142,7 @@ class TestInverse:
         theta = [2.0, 0.0, 1e-9, 1.0, 1.0, 1.0, 0.1, 0.02, 1e-4, 1e-4, 1e-4, 0.0, 0.0, 0.0, 0.0]
         domain = {"B": [1, 64], "S": [1, 4000], "context_tokens": [0, 1_000_000]}
         profile = machine(gpu=fit_with(theta, "context", domain=domain, typical={"context_tokens": 700.0}))
-        assumed, given = (make_plan(profile, 20.0, request=PlanRequest(context=each)) for each in (None, 500.0))
+        assumed, given = (make_plan(profile, 20.0, request=PlanOptions(context=each)) for each in (None, 500.0))
         said = "gpu: planned at the trace's median context of 700 tokens a request."
         assert said in {each.message for each in assumed.warnings}
         assert said not in {each.message for each in given.warnings}

@@ -9,7 +9,7 @@ from latfit.model.fit_parts import Diagnostics, Drift, LevelChange
 from latfit.model.fit_result import FitResult
 from latfit.model.step_noise import noise_of
 from latfit.planning.plan import make_plan
-from latfit.planning.request import PlanRequest
+from latfit.planning.request import PlanOptions
 from latfit.planning.result import Plan
 from tests.unit.planning.test_plan import fit_with, line, machine
 
@@ -23,7 +23,7 @@ def warned(code: str, **parts: object) -> FitResult:
 
 
 def plan_for(fit: FitResult, sla: float = 15.0, rate: float | None = 2.0) -> Plan:
-    return make_plan(machine(gpu=fit), sla, request=PlanRequest(rate=rate))
+    return make_plan(machine(gpu=fit), sla, request=PlanOptions(rate=rate))
 
 
 @pytest.mark.parametrize("code", ["no_better_than_constant", "large_error", "drift"])

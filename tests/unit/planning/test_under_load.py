@@ -11,7 +11,7 @@ from latfit.model.step_noise import StepNoise, noise_of
 from latfit.planning.load.capacity import confirm_end, is_surely_met, likely_cutoffs
 from latfit.planning.load.strategies import Machine, Target, machine_of
 from latfit.planning.plan import make_plan
-from latfit.planning.request import PlanRequest
+from latfit.planning.request import PlanOptions
 from latfit.planning.result import Capacity, Kind, Plan, Strategy
 from latfit.planning.wording import capacity_line
 from latfit.queueing import (
@@ -31,12 +31,12 @@ GPU = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR))
 
 @cache
 def two_a_ms() -> Plan:
-    return make_plan(GPU, 15.0, request=PlanRequest(rate=2.0))
+    return make_plan(GPU, 15.0, request=PlanOptions(rate=2.0))
 
 
 @cache
 def falling() -> Plan:
-    return make_plan(TestFallingTimes.profile, 60.0, request=PlanRequest(rate=3.0))
+    return make_plan(TestFallingTimes.profile, 60.0, request=PlanOptions(rate=3.0))
 
 
 def capacity(plan: Plan) -> Capacity:
@@ -47,10 +47,10 @@ def capacity(plan: Plan) -> Capacity:
 @pytest.mark.parametrize(("sla", "replicas"), [(13.0, 6), pytest.param(15.0, 5, marks=pytest.mark.nightly)])
 def test_published_replicas(sla: float, replicas: int) -> None:
     """theory J: 20 per ms on T = 4 + 0.1 b, at most 64: p99 12.9579 on 6 and 14.5228 on 5 machines."""
-    refused = make_plan(GPU, sla, request=PlanRequest(rate=20.0))
+    refused = make_plan(GPU, sla, request=PlanOptions(rate=20.0))
     assert not refused.feasible
     assert f"--replicas {replicas}" in refused.remedy
-    plan = make_plan(GPU, sla, request=PlanRequest(rate=20.0, replicas=replicas))
+    plan = make_plan(GPU, sla, request=PlanOptions(rate=20.0, replicas=replicas))
     assert plan.feasible
     assert capacity(plan).replicas == replicas
     chosen = next(row for row in plan.strategies if row.chosen)
@@ -59,7 +59,7 @@ def test_published_replicas(sla: float, replicas: int) -> None:
 
 def test_published_rate_of_one_at_a_time() -> None:
     """theory J: M/M/1 with mu = 0.5 per ms keeps 20 ms up to 0.269741 per ms."""
-    plan = make_plan(machine(amx=line(0, 2)), 20.0, request=PlanRequest(rate=0.1))
+    plan = make_plan(machine(amx=line(0, 2)), 20.0, request=PlanOptions(rate=0.1))
     row = next(row for row in plan.strategies if row.name == "amx, one at a time")
     assert row.sustainable_per_s == pytest.approx(269.741, rel=0.02)
     assert row.percentile_ms == pytest.approx(np.log(100) / 0.4, rel=0.01)
@@ -78,7 +78,7 @@ def test_the_sustainable_rate_keeps_the_sla_and_a_little_more_does_not() -> None
 def test_steps_without_noise_last_their_mean_time() -> None:
     """Lognormal ratios of sigma 0.5 have the mean exp(1/8), of every batch."""
     fit = line(4, 0.1, domain=SIXTY_FOUR, intervals={"ratios": scattered(0.5, 2000).to_json()})
-    times = machine_of(machine(gpu=fit), 1, PlanRequest(laws_only=True)).main.times
+    times = machine_of(machine(gpu=fit), 1, PlanOptions(laws_only=True)).main.times
     assert [times(b) for b in (1, 8, 64)] == pytest.approx(np.exp(1 / 8) * np.array([4.1, 4.8, 10.4]), rel=5e-3)
 
 
@@ -86,7 +86,7 @@ def test_cutoffs_to_try_leave_time_for_the_batch_that_gathers() -> None:
     """2 per ms on T = 4 + 0.1 b within 14 ms: 9.9 ms of waiting gather 19.8 requests, at 2.5 sigma 30, and one."""
     largest = 14.0 - (4 + 0.1 * 31)
     expected = [largest, 0.97 * largest, 0.92 * largest, 1.4, 4.2]
-    tried = likely_cutoffs(machine_of(GPU, 1, PlanRequest()), 2.0, Target(14.0, 0.99, 1))
+    tried = likely_cutoffs(machine_of(GPU, 1, PlanOptions()), 2.0, Target(14.0, 0.99, 1))
     assert list(tried) == pytest.approx(expected)
 
 
@@ -109,7 +109,7 @@ def test_a_rate_is_lowered_to_what_long_runs_confirm() -> None:
 
 
 def test_unstable_load_says_what_it_takes() -> None:
-    plan = make_plan(GPU, 13.0, request=PlanRequest(rate=100.0))
+    plan = make_plan(GPU, 13.0, request=PlanOptions(rate=100.0))
     assert not plan.feasible
     assert plan.promise == "misses"
     assert "unstable" in plan.strategies[0].verdict
@@ -119,7 +119,7 @@ def test_unstable_load_says_what_it_takes() -> None:
 def test_price_follows_the_machines() -> None:
     priced = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR))
     priced = priced.with_path(replace(priced.paths["gpu"], price_per_hour=3.0))
-    found = capacity(make_plan(priced, 13.0, request=PlanRequest(rate=20.0, replicas=6)))
+    found = capacity(make_plan(priced, 13.0, request=PlanOptions(rate=20.0, replicas=6)))
     assert found.price_per_hour == pytest.approx(18.0)
     assert found.price_per_million == pytest.approx(18.0 / (20_000 * 3600) * 1e6)
 
@@ -141,7 +141,7 @@ class TestDoubt:
     def test_a_sure_fit_promises(self) -> None:
         known = {"ratios": scattered(0.001, 1000).to_json()}
         fit = line(4, 0.1, domain=SIXTY_FOUR, draws=draws(0.1, 0.01), intervals=known)
-        plan = make_plan(machine(gpu=fit), 15.0, request=PlanRequest(rate=2.0))
+        plan = make_plan(machine(gpu=fit), 15.0, request=PlanOptions(rate=2.0))
         assert plan.promise == "meets"
         low, high = plan.interval_ms or (None, None)
         assert low is not None
@@ -152,7 +152,7 @@ class TestDoubt:
 
     def test_an_unsure_one_names_what_to_measure(self) -> None:
         plan = make_plan(
-            machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, draws=draws(0.1, 0.5))), 11.0, request=PlanRequest(rate=2.0)
+            machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, draws=draws(0.1, 0.5))), 11.0, request=PlanOptions(rate=2.0)
         )
         assert plan.feasible
         assert plan.promise == "likely"
@@ -161,7 +161,7 @@ class TestDoubt:
         assert "Likely met" in plan.answer
 
     def test_a_fit_that_kept_no_ratios_promises_nothing(self) -> None:
-        plan = make_plan(machine(gpu=line(4, 0.1, domain=SIXTY_FOUR)), 15.0, request=PlanRequest(rate=2.0))
+        plan = make_plan(machine(gpu=line(4, 0.1, domain=SIXTY_FOUR)), 15.0, request=PlanOptions(rate=2.0))
         assert (plan.feasible, plan.promise) == (True, "likely")
         assert any("noise of steps on gpu is not known" in note for note in plan.why_in_doubt)
 
@@ -169,7 +169,7 @@ class TestDoubt:
         """60 independent steps tell a 95th percentile and no 99th."""
         few = {"ratios": scattered(0.05, 60).to_json()}
         profile = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=few))
-        at_99, at_95 = (make_plan(profile, 30.0, percentile=p, request=PlanRequest(rate=1.0)) for p in (99.0, 95.0))
+        at_99, at_95 = (make_plan(profile, 30.0, percentile=p, request=PlanOptions(rate=1.0)) for p in (99.0, 95.0))
         assert (at_99.promise, at_95.promise) == ("likely", "meets")
         assert any("60 independent decode steps on gpu, 100 needed" in x for x in at_99.why_in_doubt)
 
@@ -177,17 +177,17 @@ class TestDoubt:
         stalls = np.where(np.arange(5_000) % 170 == 0, 50.0, 1.0)
         law = noise_of(stalls, np.ones(5_000))
         profile = machine(gpu=line(1.5, 0.5, domain=SIXTY_FOUR, intervals={"ratios": law.to_json()}))
-        plan = make_plan(profile, 1000.0, request=PlanRequest(rate=0.3))
+        plan = make_plan(profile, 1000.0, request=PlanOptions(rate=0.3))
         assert any("slowest 1 % of the measured steps (50 of 5,000, up to 50 times" in w.message for w in plan.warnings)
         calm = machine(gpu=line(1.5, 0.5, domain=SIXTY_FOUR, intervals={"ratios": scattered(0.03, 5_000).to_json()}))
         assert not any(
-            "slowest 1 %" in w.message for w in make_plan(calm, 1000.0, request=PlanRequest(rate=0.3)).warnings
+            "slowest 1 %" in w.message for w in make_plan(calm, 1000.0, request=PlanOptions(rate=0.3)).warnings
         )
 
     def test_what_is_promised_of_a_load_keeps_the_slow_end(self) -> None:
         few = {"ratios": scattered(0.5, 400).to_json()}
         plan = make_plan(
-            machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=few)), 40.0, request=PlanRequest(rate=1.0)
+            machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=few)), 40.0, request=PlanOptions(rate=1.0)
         )
         found = capacity(plan)
         assert found.sustainable_per_s is not None
@@ -195,7 +195,7 @@ class TestDoubt:
         assert found.promised_per_s < found.sustainable_per_s
         again = make_plan(
             machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=few)), 40.0,
-            request=PlanRequest(rate=0.95 * found.promised_per_s / 1e3),
+            request=PlanOptions(rate=0.95 * found.promised_per_s / 1e3),
         )  # fmt: skip
         assert again.promise == "meets"
 
@@ -219,7 +219,7 @@ class TestFallingTimes:
         assert "the SLA is missed below" in plan.binding
 
     def test_too_little_load_is_refused_as_well(self) -> None:
-        plan = make_plan(self.profile, 60.0, request=PlanRequest(rate=0.05))
+        plan = make_plan(self.profile, 60.0, request=PlanOptions(rate=0.05))
         assert not plan.feasible
         assert "fewer machines" in plan.remedy
         # spread over more machines the load of each is lower still

@@ -3,7 +3,7 @@
 import pytest
 
 from latfit.planning.plan import make_plan
-from latfit.planning.request import Objective, PlanRequest
+from latfit.planning.request import Objective, PlanOptions
 from latfit.planning.result import Cutoff, Plan
 from tests.unit.planning.test_plan import line, machine
 
@@ -12,7 +12,7 @@ MACHINE = machine(amx=line(0, 2), gpu=line(12, 0.05))
 
 
 def planned(rate: float, **request: object) -> tuple[Plan, Cutoff]:
-    plan = make_plan(MACHINE, 20.0, request=PlanRequest(rate=rate, **request))  # type: ignore[arg-type]
+    plan = make_plan(MACHINE, 20.0, request=PlanOptions(rate=rate, **request))  # type: ignore[arg-type]
     assert isinstance(plan.T_cut, Cutoff)
     return plan, plan.T_cut
 

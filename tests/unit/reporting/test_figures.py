@@ -8,7 +8,7 @@ from msgspec import structs
 from latfit.model.fit_parts import Estimate
 from latfit.model.fit_result import FitResult
 from latfit.model.registry import FAMILY
-from latfit.planning import PlanRequest, latency_lines
+from latfit.planning import PlanOptions, latency_lines
 from latfit.reporting import style
 from latfit.reporting.fit.figures import PANELS, fit_figure, fit_pictures
 from latfit.reporting.fit.page import ReportInput, render, sla_line
@@ -142,7 +142,7 @@ class TestPaths:
         assert gpu <= amx * 1.02
 
     def test_names_with_dollars_and_foreign_letters_are_drawn_plainly(self, rows: Trace, fit: FitResult) -> None:
-        (picture,) = plan_pictures(None, machine(**{"$x_{$": fit, "_路径": fit_of(rows)}), PlanRequest())
+        (picture,) = plan_pictures(None, machine(**{"$x_{$": fit, "_路径": fit_of(rows)}), PlanOptions())
         assert picture.png.startswith(b"\x89PNG")
 
 

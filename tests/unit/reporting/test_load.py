@@ -16,7 +16,7 @@ from latfit.files import write_json
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import HardwareProfile, nominal_path
 from latfit.planning.plan import make_plan
-from latfit.planning.request import PlanRequest
+from latfit.planning.request import PlanOptions
 from latfit.planning.result import Cutoff, Plan
 from latfit.reporting.fit import page
 from latfit.reporting.fit.page import ReportInput, render
@@ -30,7 +30,7 @@ NOMINAL = HardwareProfile(
         "gpu": nominal_path("gpu", parse_nominal("launch=12ms,slope=0.05ms,max_batch=64")),
     }
 )
-WISHES = PlanRequest(rate=0.1)
+WISHES = PlanOptions(rate=0.1)
 
 
 @cache

@@ -14,7 +14,7 @@ import numpy as np
 from latfit.planning import wording
 from latfit.planning.load.strategies import Machine, Part, Target, cutoff_strategy
 from latfit.planning.load.varying import replicas_for
-from latfit.planning.request import Objective, PlanRequest
+from latfit.planning.request import Objective, PlanOptions
 from latfit.planning.result import Alternative, Capacity, Cutoff, Kind, Strategy
 from latfit.queueing import (
     COARSE,
@@ -135,7 +135,7 @@ def replicas_within(ranges: Sequence[RateRange], rate: float) -> int | None:
     return min((count for count, low in counts if rate / count >= low), default=None)
 
 
-def capacity_of(row: Alternative, request: PlanRequest, promised_per_s: float | None) -> Capacity | None:
+def capacity_of(row: Alternative, request: PlanOptions, promised_per_s: float | None) -> Capacity | None:
     if row.sustainable_per_s is None or request.rate_each is None:
         return None
     rate_per_s = request.rate_each * 1e3

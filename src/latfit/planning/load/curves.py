@@ -7,7 +7,7 @@ import numpy as np
 from latfit.hardware import HardwareProfile, PathLatency
 from latfit.planning.load.capacity import HEAVIEST
 from latfit.planning.load.strategies import Target, machine_of, single_path_strategies
-from latfit.planning.request import PlanRequest
+from latfit.planning.request import PlanOptions
 from latfit.queueing import COARSE
 from latfit.stats import FloatArray
 
@@ -34,7 +34,7 @@ def latency_lines(profile: HardwareProfile, tokens: int, context: float | None =
     return lines
 
 
-def rate_lines(profile: HardwareProfile, target: Target, request: PlanRequest) -> list[Line]:
+def rate_lines(profile: HardwareProfile, target: Target, request: PlanOptions) -> list[Line]:
     """Return the percentile over the rate, in requests/s, for every strategy on one path."""
     machine, planned = machine_of(profile, target.tokens, request), request.rate_each
     lines = []

@@ -27,7 +27,7 @@ from latfit.planning.load.capacity import (
 from latfit.planning.load.strategies import Machine, Part, Target, cutoff_strategy, machine_of, single_path_strategies
 from latfit.planning.load.uncertainty import PercentileEstimate, estimate_percentile, robust_rate, tail_warnings
 from latfit.planning.load.varying import replicas_for
-from latfit.planning.request import PlanRequest
+from latfit.planning.request import PlanOptions
 from latfit.planning.result import (
     FALLS_BACK,
     NEEDS_PATHS,
@@ -65,7 +65,7 @@ class LoadPlanner:
     machine: Machine
     rate: float
     target: Target
-    request: PlanRequest
+    request: PlanOptions
 
     def plan(self, plan: Plan) -> tuple[Plan, list[Message]]:
         two_paths, cutoff = len(self.machine.parts) == 2, None
@@ -280,7 +280,7 @@ class LoadPlanner:
 
 
 def plan_load(
-    plan: Plan, profile: HardwareProfile, request: PlanRequest, percentile: float
+    plan: Plan, profile: HardwareProfile, request: PlanOptions, percentile: float
 ) -> tuple[Plan, list[Message]]:
     rate = request.rate_each
     assert rate is not None

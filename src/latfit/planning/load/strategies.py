@@ -14,7 +14,7 @@ import numpy as np
 
 from latfit.hardware import CPU_PATHS, GPU_PATHS, ExecutionPath, HardwareProfile, PathLatency
 from latfit.histogram import histogram_of
-from latfit.planning.request import PlanRequest
+from latfit.planning.request import PlanOptions
 from latfit.planning.result import Kind, Strategy
 from latfit.policies import Limits, cutoff, stopping_batch
 from latfit.queueing import (
@@ -179,7 +179,7 @@ def amortised_batch(part: Part, rate: float) -> int:
     return stopping_batch("amortised", part.best_times.table(1, largest).tolist(), rate)
 
 
-def machine_of(profile: HardwareProfile, tokens: int, request: PlanRequest) -> Machine:
+def machine_of(profile: HardwareProfile, tokens: int, request: PlanOptions) -> Machine:
     """Return the CPU and the GPU of a profile; another path plays the GPU where there is neither."""
     cpu, gpu = profile.first_of(CPU_PATHS), profile.first_of(GPU_PATHS)
     if cpu is None and gpu is None and profile.paths:

@@ -13,7 +13,7 @@ from latfit.hardware import CERTAIN, HardwareProfile
 from latfit.messages import Message, message
 from latfit.planning import wording
 from latfit.planning.load.strategies import Machine, Target, machine_of
-from latfit.planning.request import PlanRequest
+from latfit.planning.request import PlanOptions
 from latfit.planning.result import Interval, Kind, Strategy
 from latfit.planning.verdict import Verdict, probability_within, verdict_of
 from latfit.queueing import COARSE, FINE, QUICK, ResponseDistribution, bisect
@@ -63,7 +63,7 @@ def estimate_percentile(
 
 def promised_by_batches(profile: HardwareProfile, rate: float, q: float, slower: float) -> PercentileEstimate | None:
     """Return the percentile of greedy batches with steps `slower` times as long; None for overload."""
-    fitted = machine_of(profile, 1, PlanRequest(rate=rate))
+    fitted = machine_of(profile, 1, PlanOptions(rate=rate))
     machine = replace(fitted, cpu=None, gpu=fitted.main.scaled(slower))
     return estimate_percentile(machine, Strategy(Kind.GREEDY, (fitted.main.label,)), Target(math.inf, q, 1), rate)
 

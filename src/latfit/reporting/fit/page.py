@@ -6,7 +6,7 @@ from pathlib import Path
 
 from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.messages import Message
-from latfit.planning import Plan, PlanRequest, levels_for, make_plan
+from latfit.planning import Plan, PlanOptions, levels_for, make_plan
 from latfit.reporting.fit import tables
 from latfit.reporting.fit.figures import fit_pictures, why_not_drawn
 from latfit.reporting.fit.plot_data import FitView, SlaLine
@@ -55,7 +55,7 @@ class ReportInput:
     traces: Mapping[str, Trace] = field(default_factory=dict)  # cleaned rows by path
     plan: Plan | None = None
     percentile: float = 99.0  # of steps, that the plan was made for
-    request: PlanRequest = field(default_factory=PlanRequest)  # the rest of the plan's request
+    request: PlanOptions = field(default_factory=PlanOptions)  # the rest of the plan's request
     made: Making = field(default_factory=Making)
     notes: Sequence[str] = ()  # on the making of this report
 

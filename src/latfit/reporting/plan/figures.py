@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from latfit.hardware import HardwareProfile
-from latfit.planning import Line, Plan, PlanRequest, Reach, ServingPlan, Target, latency_lines, rate_lines
+from latfit.planning import Line, Plan, PlanOptions, Reach, ServingPlan, Target, latency_lines, rate_lines
 from latfit.reporting import style
 from latfit.reporting.fit.figures import why_not_drawn
 from latfit.reporting.layout import Picture, draw_picture
@@ -18,7 +18,7 @@ NEAR = 0.08  # of the highest speed, within which labels would cover each other
 SLA_HEIGHT = 3.0  # latencies are drawn up to so many times the SLA
 
 
-def plan_pictures(plan: Plan | None, profile: HardwareProfile, request: PlanRequest) -> list[Picture]:
+def plan_pictures(plan: Plan | None, profile: HardwareProfile, request: PlanOptions) -> list[Picture]:
     paths = {name: path for name, path in profile.paths.items() if not why_not_drawn(path.fit)}
     pictures = []
     if len(paths) > 1:
@@ -31,7 +31,7 @@ def plan_pictures(plan: Plan | None, profile: HardwareProfile, request: PlanRequ
     return pictures
 
 
-def plan_figure(plan: Plan, profile: HardwareProfile, request: PlanRequest) -> Figure:
+def plan_figure(plan: Plan, profile: HardwareProfile, request: PlanOptions) -> Figure:
     """Draw the percentile over the rate; without a rate the latency of batches."""
     if plan.rate_per_s is None or plan.percentile is None:
         return latency_figure(plan, latency_lines(profile, plan.tokens_per_request, request.context))
