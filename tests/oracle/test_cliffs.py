@@ -39,6 +39,17 @@ def planted(seed: int, grid: FloatArray, rows: int, noise: float, cell: float, c
     return cliffs_of(sizes, LEVEL / len(sizes.tested))
 
 
+def test_the_error_of_a_median_is_that_of_normal_noise() -> None:
+    """sqrt(pi/2) s / sqrt(n), at sizes with 900 steps each; the spread of cells of one size counts where it is more."""
+    B = np.repeat([1.0, 2.0, 4.0], 900)
+    log_ms = np.random.default_rng(0).normal(0, 0.02, len(B))
+    found = measured_sizes("B", B, log_ms, np.unique(B, return_inverse=True)[1])
+    assert found.error == pytest.approx(np.full(3, np.sqrt(np.pi / 2) * 0.02 / 30), rel=0.1)
+    cell = np.arange(len(B)) // 100  # nine of each size
+    apart = measured_sizes("B", B, log_ms + np.tile([0.05, -0.05, 0.0], 9)[cell], cell)
+    assert apart.error == pytest.approx(np.full(3, 0.05 * np.sqrt(2 / 3 * 27 / 24) / 3), rel=0.1)
+
+
 @pytest.mark.parametrize(("noise", "cell"), [(0.02, 0.0), (0.01, 0.01)])
 def test_smooth_machines_have_no_cliffs(noise: float, cell: float) -> None:
     """At most 5 % of traces may show one; 120 traces on three grids."""

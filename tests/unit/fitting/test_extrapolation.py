@@ -31,6 +31,17 @@ def test_limits_widen_by_the_error_beyond_the_data_and_once_more_at_its_distance
     assert factors == pytest.approx([1.0, 1.0, 1.44, 1.728])
 
 
+def test_a_level_that_few_steps_leave_open_falls_back_to_a_lower_one(line: FitResult) -> None:
+    upper, lower = ({"0.95": factor, "0.995": None} for factor in (1.2, 0.9))
+    limits = {"ratio_quantiles": upper, "lower_quantiles": lower, "reason": "19 steps"}
+    fit = structs.replace(line, intervals={**limits, "by_phase": {"decode": limits}})
+    steps = Trace({"B": np.full(1, 4.0), "S": np.full(1, 4.0)})
+    found = predict(fit, steps, 0.99)
+    T = found.T_ms[0]
+    assert (found.level[0], found.low[0], found.high[0]) == pytest.approx((0.9, 0.9 * T, 1.2 * T))
+    assert "Intervals of decode steps are at 90 %. No interval at 99 % for decode steps: 19 steps." in found.notes
+
+
 def test_nothing_is_told_where_nothing_was_asked(line: FitResult) -> None:
     fit = structs.replace(asked(line, 1000.0, 20.0), cross_validation=CrossValidation())
     found = predict(fit, Trace({"B": np.ones(2), "S": np.array([4000.0, 4001.0])}))

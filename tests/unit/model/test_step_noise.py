@@ -116,3 +116,16 @@ def test_stalls_at_regular_distances_are_not_all_one() -> None:
     noise = noise_of_steps(np.ones(len(T)), np.ones(len(T)), Steps(T, observed, np.ones(len(T))), 1 / 40)
     assert noise.pauses is not None
     assert noise.pauses.independent == pytest.approx(len(T) / 60)
+
+
+def test_batches_that_scatter_more_have_a_noise_of_their_own() -> None:
+    """2 % of 1 to 4 requests, 30 % of 16 to 20: between them, sizes belong to the nearer ones in the logarithm."""
+    rng = np.random.default_rng(6)
+    B = np.concatenate([rng.integers(1, 5, 3000), rng.integers(16, 21, 3000)]).astype(float)
+    F = np.exp(rng.normal(0, np.where(B < 10, 0.02, 0.3)))
+    noise = noise_of_steps(B, B, Steps(5 + B, (5 + B) * F, np.ones(len(B))), 1.0)
+    assert noise.edges == pytest.approx([8.0])
+    for sizes, sigma in ((B < 10, 0.02), (B > 10, 0.3)):
+        group = noise.groups[int(noise.group_of(B[sizes])[0])]
+        assert group.steps == 3000
+        assert group.variance / group.mean**2 == pytest.approx(np.expm1(sigma**2), rel=0.1)

@@ -143,6 +143,8 @@ class TestDoubt:
         fit = line(4, 0.1, domain=SIXTY_FOUR, draws=draws(0.1, 0.01), intervals=known)
         plan = make_plan(machine(gpu=fit), 15.0, request=PlanOptions(rate=2.0))
         assert plan.promise == "meets"
+        assert "steps that scatter as measured" in " ".join(plan.notes)
+        assert "take their mean time" not in " ".join(plan.notes)
         low, high = plan.interval_ms or (None, None)
         assert low is not None
         assert high is not None
@@ -164,6 +166,7 @@ class TestDoubt:
         plan = make_plan(machine(gpu=line(4, 0.1, domain=SIXTY_FOUR)), 15.0, request=PlanOptions(rate=2.0))
         assert (plan.feasible, plan.promise) == (True, "likely")
         assert any("noise of steps on gpu is not known" in note for note in plan.why_in_doubt)
+        assert "steps on gpu take their mean time" in " ".join(plan.notes)
 
     def test_a_tail_that_nobody_saw_is_not_promised(self) -> None:
         """60 independent steps tell a 95th percentile and no 99th."""

@@ -1,19 +1,22 @@
 """Changed settings of an engine: what moves in enough replications, by how much, and whether it helps."""
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 
-from latfit.planning.what_if import Outcome
+from latfit.planning.what_if import Fitted, Outcome, WhatIf
+from latfit.simulation import EngineSettings, linear_costs
+from latfit.simulation.engine.real_engine import EngineSetup
 
 TEN = np.ones(10)
 NOW: dict[str, Any] = {
     "ttft_p99_ms": 500 * TEN,
     "tpot_p99_ms": 100 * TEN,
     "tokens_per_s": 1000 * TEN,
-    "meets": math.nan * TEN,
+    "meets": 0.8 * TEN,
     "carried": TEN.astype(bool),
 }
 
@@ -28,16 +31,27 @@ NOW: dict[str, Any] = {
         ({"tpot_p99_ms": np.where(np.arange(10) < 7, 110, 100)}, "nothing"),  # in 70 % of the replications
         ({"tokens_per_s": 2000 * TEN}, "nothing"),  # a load that is carried has its own speed
         ({"tokens_per_s": 900 * TEN, "carried": TEN < 0}, "hurts"),
+        ({"meets": 0.7 * TEN, "ttft_p99_ms": 450 * TEN}, "hurts"),  # the share within the SLO decides
     ],
 )
 def test_effects(changed: dict[str, Any], effect: str) -> None:
     assert Outcome("max_num_seqs", 64, NOW | changed).effect(Outcome("", 0, NOW)) == effect
 
 
-@pytest.mark.parametrize(("before", "after", "effect"), [(0.80, 0.90, "helps"), (0.80, 0.70, "hurts")])
-def test_a_share_within_the_slo_decides(before: float, after: float, effect: str) -> None:
-    now = Outcome("", 0, NOW | {"meets": before * TEN})
-    assert Outcome("kv_blocks", 9, NOW | {"meets": after * TEN, "ttft_p99_ms": 490 * TEN}).effect(now) == effect
+def test_known_limits_are_doubled_and_halved_as_an_engine_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests and three tokens a step: a token for each of four is too many, half the tokens too few."""
+    settings = EngineSettings(max_num_seqs=2, max_num_batched_tokens=3, kv_blocks=1000)
+    setup = EngineSetup(settings, dict.fromkeys(("max_num_seqs", "max_num_batched_tokens"), "server.log"))
+
+    def outcome(_: WhatIf, name: str, value: int, changed: EngineSettings) -> Outcome:
+        assert asdict(changed) == asdict(settings) | {name: value}
+        return Outcome(name, value, {})
+
+    monkeypatch.setattr(WhatIf, "_outcome", outcome)
+    found = WhatIf(Fitted(linear_costs(1.0, 0.0, 0.0), setup, (), ()), ()).changes
+    assert {each.setting: each.value for each in found} == {
+        "max_num_seqs": 1, "max_num_batched_tokens": 6, "kv_blocks": 1250,
+    }  # fmt: skip
 
 
 def test_ranges_span_nine_of_ten_replications() -> None:

@@ -91,8 +91,7 @@ def test_the_front_has_what_no_other_setting_beats(planned: int) -> None:
     space: Any = SimpleNamespace(alternatives=lambda best, name: tried if name == "max_num_seqs" else [])
     rows = front(evaluator, tried[planned], space)
     assert [row.max_num_seqs for row in rows if row.best] == [2 << planned]
-    others = [row.max_num_seqs for row in rows if not row.best]
-    assert sorted({*others, 2 << planned}) == sorted({2, 4, 8, 16, 2 << planned})
+    assert {row.max_num_seqs for row in rows} == {2, 4, 8, 16, 2 << planned}
     assert sorted(row.throughput_per_s for row in rows) == [row.throughput_per_s for row in rows]
 
 
