@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from latfit.model import FitResult
 from latfit.model.formulas import TAU_A
 from latfit.planning.serving.result import Stalls
+from latfit.planning.serving.search import BUDGETS
 from latfit.planning.serving.stalls import longest_gap, stalls_of
 from latfit.simulation import EngineSettings, StepCosts, linear_costs, serve
 from latfit.simulation.engine.step_cost import PLACES
 from latfit.workload import make_requests
 from tests.oracle.engine_reference import Engine, One
 from tests.oracle.test_engine_reference import COSTS, slow_cost
+from tests.unit.planning.test_plan import fit_with
 
 ATTENTION = 2.0**-10
 LATE_MS = 50.0
@@ -75,10 +78,16 @@ def test_the_gap_is_that_of_the_simulated_engine(batching: str) -> None:
     assert longest_gap(COSTS, settings, 16, 1500, 0.0)[0] == pytest.approx(run.itl["max"], rel=1e-12)
 
 
-def stalls(throughput: dict[int, float], settings: EngineSettings = EngineSettings()) -> Stalls:
+def stalls(throughput: dict[int, float], fit: FitResult | None = None) -> Stalls:
     lengths = np.full(1000, 4000), np.full(1000, 100)
     found = stalls_of(
-        linear_costs(5.0, 0.0, 0.01), settings, lengths, 30.0, 8192, lambda s: throughput[s.max_num_batched_tokens]
+        linear_costs(5.0, 0.0, 0.01),
+        EngineSettings(),
+        lengths,
+        30.0,
+        8192,
+        lambda settings: throughput[settings.max_num_batched_tokens],
+        fit,
     )
     assert found is not None
     return found
@@ -92,6 +101,13 @@ def test_the_knee_is_the_shortest_gap_that_costs_little_throughput() -> None:
     assert found.planned.max_num_batched_tokens == 2048
     assert found.knee.max_num_batched_tokens == 1024
     assert found.prompt_tokens == 4000
+
+
+def test_the_interval_of_a_gap_is_that_of_a_mixed_step() -> None:
+    mixed = {"ratio_quantiles": {"0.95": 1.3}, "lower_quantiles": {"0.95": 0.8}}
+    fit = fit_with([5.0, 0.0, 0.01], "linear", intervals={"by_phase": {"mixed": mixed}})
+    for each in stalls(dict.fromkeys(BUDGETS, 1.0), fit).choices:
+        assert each.interval_ms == pytest.approx((0.8 * each.gap_ms, 1.3 * each.gap_ms))
 
 
 def test_an_engine_of_one_request_stalls_nobody() -> None:
