@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from latfit.errors import FitNotUsable
 from latfit.fitting.checking.same_machine import MachineCheck, PhaseShift, Residuals, check_alike, same_machine
@@ -74,6 +75,19 @@ class TestSteps:
             assert found.state == "other"
             assert residuals(found) <= {"off", "scattered"}
             assert "not of the fitted machine: " in found.verdict
+
+
+def test_steps_are_compared_with_the_median_of_the_limits(fit: FitResult) -> None:
+    """A fit whose steps all took 1.2 times as long as it says, beside other such steps."""
+    slower = {
+        phase: {
+            side: {q: f and 1.2 * f for q, f in entry[side].items()} for side in entry if side.endswith("quantiles")
+        }
+        for phase, entry in fit.intervals["by_phase"].items()
+    }
+    found = same_machine(structs.replace(fit, intervals={**fit.intervals, "by_phase": slower}), steps(1, 1.2))
+    assert found.state == "same"
+    assert [phase.ratio for phase in found.phases] == pytest.approx([1.0, 1.0], abs=0.02)
 
 
 @pytest.mark.parametrize(
