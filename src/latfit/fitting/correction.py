@@ -271,18 +271,23 @@ def fit_correction(data: Rows, log_ratio: FloatArray, smoothing: Smoothing, mode
 def fit_isotonic(
     table: FloatArray, free: Sequence[NDArray[np.bool_]], support: FloatArray, most: float = 0.0
 ) -> FloatArray:
-    """Return the weighted least-squares table that rises along each axis in turn, except where steps may fall.
+    """Return the weighted least-squares table that rises along each axis in turn, except after `free` nodes.
 
     Lines that fall by `most` or less stay.
     """
     found, weights = table.copy(), support + PRIOR_SUPPORT
     for axis, loose in enumerate(free):
-        lines, of_line, fall = (np.moveaxis(x, axis, -1) for x in (found, weights, np.where(loose, MAX_FALL, 0.0)))
-        rise = np.cumsum(fall, axis=-1) - fall
+        lines, of_line, rise = (np.moveaxis(x, axis, -1) for x in (found, weights, _allow_falls(loose, axis)))
         raised = lines + rise
         for at in np.argwhere((np.maximum.accumulate(raised, axis=-1) - raised > most).any(axis=-1)):
             lines[(*at,)] = pool_adjacent(raised[(*at,)], of_line[(*at,)]) - rise[(*at,)]
     return found
+
+
+def _allow_falls(loose: NDArray[np.bool_], axis: int) -> FloatArray:
+    """Return what is added to a table so that a fall after a loose node is a rise, too."""
+    fall = np.where(loose, MAX_FALL, 0.0)
+    return np.asarray(np.cumsum(fall, axis=axis) - fall)
 
 
 def pool_adjacent(values: FloatArray, weights: FloatArray) -> FloatArray:
@@ -301,13 +306,13 @@ def pool_adjacent(values: FloatArray, weights: FloatArray) -> FloatArray:
 def make_monotone(table: FloatArray, free: Sequence[NDArray[np.bool_]]) -> FloatArray:
     """Return the mean of the least rising table above and the largest below; `free` nodes may be followed by a fall."""
     above, below = table.copy(), table.copy()
+    rises = [_allow_falls(loose, axis) for axis, loose in enumerate(free)]
     for _ in range(MAX_SWEEPS):
         before = above + below
-        for axis, loose in enumerate(free):
-            top = np.maximum.accumulate(np.where(loose, -np.inf, above), axis=axis)
-            bottom = np.flip(np.minimum.accumulate(np.flip(np.where(loose, np.inf, below), axis), axis=axis), axis)
-            above, below = np.maximum(above, top), np.where(loose, below, np.minimum(below, bottom))
-        if np.array_equal(before, above + below):
+        for axis, rise in enumerate(rises):
+            above = np.maximum.accumulate(above + rise, axis=axis) - rise
+            below = np.flip(np.minimum.accumulate(np.flip(below + rise, axis), axis=axis), axis) - rise
+        if np.allclose(before, above + below, rtol=0, atol=ROUNDING):
             break
     return np.asarray((above + below) / 2)
 
