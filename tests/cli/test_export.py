@@ -23,7 +23,7 @@ def steps(in_tmp: Path) -> Path:
 def test_a_plan_of_requests_prints_what_its_export_says(steps: Path, capsys: Captured) -> None:
     plan = "plan --rate 20/s --lengths 30:5 --ttft 500ms --replicas 1 --synchronous --out plan.json"
     assert run(plan.split()) in (0, 4)
-    told = " ".join(capsys.readouterr().out.split())
+    told = " ".join([*capsys.readouterr().out.split(), ""])
     printed = re.search(r"vllm serve MODEL ((?:--[a-z-]+ (?:\d+ )?)+)", told)
     assert printed is not None
     assert "--no-async-scheduling" in printed[1]

@@ -27,7 +27,7 @@ from latfit.validation.server import ServerRun
 
 CONTEXT = "context_tokens"
 MAX_RARE_SHARE = 1e-3  # of steps beyond the measured B without a warning; no reported percentile depends on so few
-FAR_CONTEXT = 1.5  # multiple of the cache's tokens beyond which rows with more context bias a fit
+FAR_CONTEXT = 1.5  # multiple of the cache's tokens beyond which rows bias a fit, and of measured context to warn from
 STEP_LEVELS = (0.99, 0.95, 0.9)  # one-sided levels of single-step limits, in order of preference
 MIN_CALIBRATION_REQUESTS = 30
 
@@ -79,7 +79,7 @@ def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineS
 
 
 def far_context_warning(fits: Sequence[FitResult], run: EngineRun) -> Message | None:
-    """Warn if the median decode step, by its cached tokens a request, lies outside every fit's measured range."""
+    """Warn if the median decode step, by its cached tokens a request, lies far outside every fit's measured range."""
     reading = [fit for fit in fits if fit.reads_context]
     if not reading or not len(run.requests) or not run.batch_sizes.any():
         return None
@@ -87,7 +87,8 @@ def far_context_warning(fits: Sequence[FitResult], run: EngineRun) -> Message | 
     B = np.array([float(min(median, *(fit.largest_batch for fit in reading)))])
     prompts, outputs = run.requests.prompt_tokens, run.requests.output_tokens
     cached = float(np.average(prompts + outputs / 2, weights=outputs))  # a request takes part in a step for each token
-    if not all(fit.outside_domain(**step_columns(B, B, cached))[0] for fit in reading):
+    tried = [step_columns(B, B, each) for each in (cached, cached / FAR_CONTEXT)]
+    if not all(fit.outside_domain(**step)[0] for fit in reading for step in tried):
         return None
     return message("far_context", steps=f"decode steps of {count_text(int(B[0]), 'request')}", cached=cached)
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ class TestShapes:
             "replica": ["EngineCore_DP0"],
             "step": [515],
         }
+        logged = (datetime(1972, 12, 22, 21, 44, 40) - datetime(1972, 1, 1)).total_seconds()  # into a leap year
         assert trace.provenance == {
             "format": "vllm",
             "lines": 1,
@@ -80,6 +82,7 @@ class TestShapes:
             "engines": 1,
             "runs": 1,
             "kv_capacity_tokens": {},
+            "log_clock_s": [logged, logged],
         }
 
     def test_the_line_of_the_api_server(self, tmp_path: Path) -> None:

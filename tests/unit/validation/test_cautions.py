@@ -34,8 +34,8 @@ def fit(model: str = "context", B: float = 64.0, context: float = 1600.0) -> Fit
         ((fit(), fit(context=9000.0)), ["outside_measured"]),
         ((fit(B=16.0), fit(B=19.0)), ["outside_measured"]),
         ((fit(B=16.0), fit(B=20.0)), []),
-        ((fit(context=200.0), fit(context=230.0)), ["outside_measured"]),  # 20 requests of 12 cached tokens
-        ((fit(context=200.0), fit(context=250.0)), []),
+        ((fit(context=100.0), fit(context=150.0)), ["outside_measured"]),  # 20 requests of 12 cached tokens
+        ((fit(context=100.0), fit(context=170.0)), []),
     ],
 )
 def test_cautions(run: EngineRun, fits: tuple[FitResult, FitResult | None], codes: list[str]) -> None:
