@@ -18,9 +18,10 @@ from latfit.api.requests import SimulateEngineRequest, SpecialSettings
 from latfit.api.simulations import Simulation
 from latfit.errors import BadInput, WrongUsage
 from latfit.hardware import ExecutionPath
+from latfit.messages import message
 from latfit.model import FitResult, fitted_identity
 from latfit.trace import CleanTrace, Trace, engine_counts, engine_facts
-from latfit.validation import far_context_warning, no_prefill_warning, outside_warning
+from latfit.validation import far_context_warning, outside_warning
 from latfit.workload import ClosedLoad, Load, OpenLoad
 
 if TYPE_CHECKING:
@@ -237,7 +238,8 @@ def engine_costs(request: Any, *, scatter: bool) -> tuple[simulation.StepCosts, 
             free = "; without per_token a prompt costs no more than one token" if costless else ""
             notes.append(f"{name}: nominal step costs ({path.nominal.text}), not measured{free}.")
     prefill = None if prefill_fit is None else as_fit(prefill_fit).result
-    if warning := no_prefill_warning(path.fit if first is None else as_fit(first).result):
+    if not (path.fit if first is None else as_fit(first).result).knows_prefill:
+        warning = message("no_prefill_fit")
         notes.append(f"{name if first is None else str(first)[:200]}: {warning.message}. {warning.remedy}")
     measured = [each for each in (path.fit, prefill) if each is not None and not each.data.nominal]
     return simulation.step_costs(path.fit, prefill, scatter=scatter), notes, reporting.what_is_known([path]), measured

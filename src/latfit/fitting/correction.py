@@ -213,10 +213,8 @@ class Smoothed:
 
     def at_strength(self, smoothing: Smoothing) -> FloatArray:
         """Return the table of a correction: that of the chosen rounds, with latency falling by no more than noise."""
-        table, free = (
-            np.choose(self.grid.kinds(), [self.tables[n] for n in smoothing.rounds]),
-            may_fall(self.grid, self.log_ms),
-        )
+        table = np.choose(self.grid.kinds(), [self.tables[n] for n in smoothing.rounds])
+        free = may_fall(self.grid, self.log_ms)
         near = fit_isotonic(self.log_ms + table, free, self.support, smoothing.noise)
         return _keep_near(table, make_monotone(near, free) - self.log_ms, smoothing.noise)
 

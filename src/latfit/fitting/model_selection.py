@@ -36,10 +36,8 @@ from latfit.model import CORRECTION, FAMILY, MOE, Choice, Separable, decode_only
 from latfit.stats import FloatArray
 
 SAMPLE_ROWS = 1000
-STEPS, GAIN = (
-    20,
-    1e-4,
-)  # of the trial of a value: solver steps, and relative gain at which it stops; one that pays gains 1 %
+STEPS = 20  # of the solver in the trial of a value
+GAIN = 1e-4  # relative gain at which the trial of a value stops; one that pays gains 1 %
 TILES = ("Q", "V")
 ORDER = (("p",), ("p_A",), ("Q", "rho"), ("V",), ("p",), ("p_A",))
 """Discrete parameters chosen together, in this order; sharpness again after the tile lengths."""

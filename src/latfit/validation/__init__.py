@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         cautions_about as cautions_about,
         far_context_warning as far_context_warning,
         metrics as metrics,
-        no_prefill_warning as no_prefill_warning,
         not_of_machine as not_of_machine,
         outside_warning as outside_warning,
         validate as validate,

@@ -56,7 +56,7 @@ def cautions_about(
         found.append(message("one_fit"))
     if any(each.data.more.get("host_time") == "none" for each in fits):
         found.append(message("kernels_only"))
-    found.append(no_prefill_warning(fits[-1]))
+    found.append(None if fits[-1].knows_prefill else message("no_prefill_fit"))
     context = max(_highest(each, CONTEXT) for each in fits)
     if context > FAR_CONTEXT * settings.cache_tokens:
         found.append(message("far_rows", context=context, cache=settings.cache_tokens))
@@ -91,10 +91,6 @@ def far_context_warning(fits: Sequence[FitResult], run: EngineRun) -> Message | 
     if not all(fit.outside_domain(**step)[0] for fit in reading for step in tried):
         return None
     return message("far_context", steps=f"decode steps of {count_text(int(B[0]), 'request')}", cached=cached)
-
-
-def no_prefill_warning(fit: FitResult) -> Message | None:
-    return None if fit.knows_prefill else message("no_prefill_fit")
 
 
 def not_of_machine(fits: Sequence[FitResult], found: "Validation") -> str:
