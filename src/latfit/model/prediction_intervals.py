@@ -103,7 +103,8 @@ def _limits(entry: Mapping[str, Any]) -> Limits:
     if not np.all(np.diff(edges, prepend=0.0) > 0):
         raise ValueError("groups of limits are not rising batches")
     reason, noise = str(entry.get("reason", "")), noise_from_json(entry.get("ratios"))
-    return Limits(upper, lower, noise, reason, tuple(_limits(each) for each in groups), edges)
+    by_batch = (Limits(_factors(each["ratio_quantiles"]), _factors(each.get("lower_quantiles", {}))) for each in groups)
+    return Limits(upper, lower, noise, reason, tuple(by_batch), edges)
 
 
 def _factors(entry: Mapping[str, Any]) -> dict[float, float | None]:

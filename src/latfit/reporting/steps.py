@@ -1,5 +1,6 @@
 """Tables of steps: predicted, evaluated, compared; of a trace's coverage, and of several fits."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
@@ -48,7 +49,7 @@ def prediction_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         ("typical", lambda row: row["T_ms"], _precise_ms),
         ("from", lambda row: row["low"], _precise_ms),
         ("to", lambda row: row["high"], _precise_ms),
-        ("interval", lambda row: row["level"], lambda own: f"{100 * own:g} %"),
+        ("interval", lambda row: row["level"], lambda own: "none" if math.isnan(own) else f"{100 * own:g} %"),
         ("note", lambda row: row["why_outside"]),
         words=("note",),
     )

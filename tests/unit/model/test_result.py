@@ -82,6 +82,7 @@ def test_broken_files_are_bad_input(content: str, tmp_path: Path) -> None:
         (("typical", "context_tokens"), 1e300),
         (("intervals", "ratio_quantiles", "0.95"), 1e300),
         (("intervals", "ratios", "values", -1), 1e300),
+        (("intervals", "by_batch"), [{"low": 1, "high": 4}]),
     ],
 )
 def test_a_fit_of_impossible_numbers_is_refused(
