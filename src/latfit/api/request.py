@@ -194,11 +194,13 @@ def check(request: Any) -> None:
             any_of = " or ".join(option_of(type(request), each) for each in needed)
             ignored(option_of(type(request), name), f"there is no {any_of}")
     for each in declared(type(request)):
-        value, where = getattr(request, each.name), option_of(type(request), each.name)
-        least, most = (each.option.min, each.option.max) if each.option else (None, None)
-        if least is not None and isinstance(value, int | float) and value < least:
+        value = getattr(request, each.name)
+        if each.option is None or not isinstance(value, int | float):
+            continue
+        least, most, where = each.option.min, each.option.max, each.option.all_names(each.name)[0]
+        if least is not None and value < least:
             raise WrongUsage(f"{value} is too small", where=where, remedy=f"Give {least:g} or more.")
-        if most is not None and isinstance(value, int | float) and value > most:
+        if most is not None and value > most:
             raise WrongUsage(f"{value} is too large", where=where, remedy=f"Give {most:g} or less.")
     seed = getattr(request, "seed", None)
     if seed is not None and not (hasattr(seed, "__index__") and 0 <= operator.index(seed) <= MOST_SEED):

@@ -51,6 +51,7 @@ class TestBadInput:
             ({"sla": "20ms", "rate": "5/s", "arrivals": "a.csv"}, "contradict"),
             ({"sla": "20ms", "wait": 3}, "has no unit"),
             ({"sla": "20ms", "rate": "5/s", "tokens_per_request": 0}, "0 is too small"),
+            ({"sla": "20ms", "rate": "5/s", "seed": 1 << 70}, "is too large"),
             ({"sla": "20ms", "percentile": 0.99}, "is not a percentile"),
             ({"sla": "20ms", "percentile": "most"}, "is not a percentage"),
         ],
