@@ -91,10 +91,10 @@ def _plan_engines(
     note(f"Planning serving engines for requests with lengths{limit}.", quiet=output.silent)
     found = answer("plan_engine", request, output, busy="Simulating", **files)
     if not found.feasible:
-        limits = [name for name in ("ttft", "tpot", "e2e") if getattr(request, name) is not None]
-        more = "more --replicas, " if request.replicas else ""
-        where, remedy = ", ".join(f"--{name}" for name in limits), "wider limits, a lower --rate, or faster steps."
-        raise SlaOutOfReach(INFEASIBLE, where=where or None, remedy=f"Give {more}{remedy}")
+        asked = {"ttft": request.ttft, "tpot": request.tpot, "sla" if batches.sla else "e2e": request.e2e}
+        where = ", ".join(f"--{name}" for name, limit in asked.items() if limit is not None)
+        remedy = f"Give {'more --replicas, ' if request.replicas else ''}wider limits, a lower --rate, or faster steps."
+        raise SlaOutOfReach(INFEASIBLE, where=where or None, remedy=remedy)
     found.check_supported("--fit")
 
 

@@ -132,13 +132,10 @@ def _by_batch(data: FitData, known: Sequence[HeldOut], limits: Mapping[str, Any]
     for g, (low, high) in enumerate(spans if edges else []):
         parts = [rows.among(np.searchsorted(edges, data.B[rows.rows]) == g) for rows in known]
         own = _factors([Scores.of(data, part, ordered) for part in parts if len(part.rows)])
-        for side, known_limits in own.items():
-            widest = max if side == "ratio_quantiles" else min
-            reached: list[float] = []
-            for level, factor in known_limits.items():
-                stated = limits[side][level] if factor is None else factor
-                reached += [] if stated is None else [stated]
-                known_limits[level] = None if stated is None else widest(reached)
+        for side, widest, last in (("ratio_quantiles", max, 0.0), ("lower_quantiles", min, math.inf)):
+            for level, factor in own[side].items():
+                if (stated := limits[side][level] if factor is None else factor) is not None:
+                    own[side][level] = last = float(widest(last, stated))
         found.append({"low": low, "high": high, **own})
     return {"by_batch": found} if found else {}
 

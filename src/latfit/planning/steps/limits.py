@@ -89,13 +89,12 @@ def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
     """
     limits, share = path.fit.limits, percentile / 100
     B = np.arange(1.0, path.fit.largest_batch + 1)
-    for level in sorted(limits.levels):
+    for level in limits.levels:
         if level >= share - 1e-12 and (factors := limits.factors(phase, level, B)) is not None:
             return Level(percentile, factors)
     known = limits.highest_level(phase, share)
-    highest = None if known is None else limits.factors(phase, known, B)
     pooled = {each: math.log(factor) for each, factor in limits.all.upper.items() if factor and each > MEDIAN}
-    if known is None or highest is None or not pooled:
+    if known is None or (highest := limits.factors(phase, known, B)) is None or not pooled:
         return Level(None, np.ones(1))
     reached = min((level for level in pooled if level >= share - 1e-12), default=max(pooled))
     tail = pooled[reached] * max(math.log(1 - share) / math.log(1 - reached), 1.0)
