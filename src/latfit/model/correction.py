@@ -54,8 +54,8 @@ class Correction(Record, frozen=True, eq=False, omit_defaults=True):
         if any(each.ndim != 1 or len(each) < 2 or not np.all(np.diff(each) > 0) for each in self.nodes.values()):
             raise ValueError("nodes of an axis are two rising numbers or more")
         count = math.prod(map(len, self.nodes.values()))
-        if self.log_factor.size != count or not np.all(np.abs(self.log_factor) < MOST):
-            raise ValueError(f"log_factor has {self.log_factor.size:,} numbers for {count:,} nodes")
+        if self.log_factor.shape != (count,) or not np.all(np.abs(self.log_factor) < MOST):
+            raise ValueError(f"log_factor is not a list of {count:,} numbers below {MOST:g}, one a node")
 
     def of_features(self, features: Features) -> FloatArray:
         corners, shares = corners_of(self.nodes, coordinates(self.nodes, features))

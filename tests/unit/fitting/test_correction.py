@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import isotonic_regression
 
+from latfit.errors import BadInput
 from latfit.fitting.checking.correction_strength import choose_correction
 from latfit.fitting.correction import (
     Smoothing,
@@ -179,6 +180,15 @@ def test_a_formula_that_falls_itself_does_not_pull_beyond_the_data() -> None:
     assert fit.correction is not None
     far = fit.steps(np.ones(1), np.array([4000.0]))
     assert fit.latency_ms(**far)[0] == pytest.approx(fit.structure.latency_ms(fit.theta, far)[0], rel=NOISE)
+
+
+def test_a_table_that_is_no_list_with_a_number_for_each_node_is_refused(corrected: FitResult) -> None:
+    document = corrected.to_json()
+    values = document["correction"]["log_factor"]
+    for wrong in ([values], values[1:], [20.0, *values[1:]], [None, *values[1:]]):
+        changed = {**document, "correction": {**document["correction"], "log_factor": wrong}}
+        with pytest.raises(BadInput, match="correction: log_factor is not a list"):
+            FitResult.from_json(changed, "a.fit.json")
 
 
 def test_interpolates_as_scipy_does(corrected: FitResult) -> None:
