@@ -113,7 +113,7 @@ class FitResult(Record, frozen=True, tag_field="schema", tag="latfit.fit/1"):
     draws: Mapping[str, Any] = {}  # see `parameter_draws`
     typical: Mapping[str, float] = {}  # see `features.typical_context`
     correction: Correction | None = None  # learned correction of the parametric model, or None
-    support: Mapping[str, Sequence[float]] = {}  # measured region, see `model.support`
+    support: Mapping[str, Sequence[float]] = {}  # measured region, see `features.support_of`
 
     def __repr__(self) -> str:
         n, median = self.metrics.n, format_percent(self.metrics.median_ape_pct)

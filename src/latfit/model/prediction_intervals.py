@@ -37,8 +37,8 @@ class Limits:
     by_batch: tuple["Limits", ...] = ()  # of groups of rising batch sizes
     edges: FloatArray = field(default_factory=lambda: np.empty(0))  # batch sizes between the groups
 
-    def factors(self, side: str, level: float, B: FloatArray) -> FloatArray | None:
-        """Return the factor (n,) for steps of B (n,) requests; None with too few samples."""
+    def factors(self, level: float, B: FloatArray, side: str) -> FloatArray | None:
+        """Return the factors (n,) for steps of B (n,) requests; None with too few samples."""
         found = [_at(getattr(limits, side), level) for limits in self.by_batch or (self,)]
         known = np.array([factor for factor in found if factor is not None])
         return known[np.searchsorted(self.edges, B)] if len(known) == len(found) else None
@@ -61,14 +61,14 @@ class PredictionIntervals:
         return max(self._sources(phase), key=lambda limits: _widest_cv(limits.ratios))
 
     def pooled_factor(self, phase: str, level: float, side: str = "upper") -> float | None:
-        """Return the factor that a share `level` of a phase's steps of all batch sizes keeps; None with too few."""
+        """Return the factor, of all batch sizes, that a share `level` of a phase's steps stays below (lower: above)."""
         found = [_at(getattr(limits, side), level) for limits in self._sources(phase)]
         widest = max if side == "upper" else min
         return None if None in found else widest(factor for factor in found if factor is not None)
 
     def factors(self, phase: str, level: float, B: FloatArray, side: str = "upper") -> FloatArray | None:
-        """Return the factors (n,) for steps of B (n,) requests; side: upper, lower."""
-        found = [limits.factors(side, level, B) for limits in self._sources(phase)]
+        """Return the factors (n,) for steps of B (n,) requests, as `pooled_factor` does; None with too few samples."""
+        found = [limits.factors(level, B, side) for limits in self._sources(phase)]
         known = [each for each in found if each is not None]
         widest = np.max if side == "upper" else np.min
         return np.asarray(widest(known, axis=0)) if len(known) == len(found) else None

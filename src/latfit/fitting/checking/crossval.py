@@ -218,7 +218,7 @@ PHASE_ROWS_IN_FOLD = PHASE_ROWS // FOLDS  # in a fold with fewer its mean error 
 
 
 def errors_by_phase(data: FitData, rows: NDArray[np.intp], ape: FloatArray) -> dict[str, float]:
-    """Return the mean of errors ape (k,) of rows (k,) in percent, by phase with enough steps in all and among them."""
+    """Return the mean of ape (k,) of rows (k,) by phase with PHASE_ROWS steps in data, PHASE_ROWS_IN_FOLD in rows."""
     found = {}
     for name, inside in data.by_phase.items():
         some = inside[rows]

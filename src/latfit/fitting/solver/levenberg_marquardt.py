@@ -14,7 +14,7 @@ from latfit.stats import MAD_TO_SIGMA, FloatArray, weighted_quantile
 
 LARGEST = 1 << 22  # memory limit: slopes held at once; further descents wait their turn
 LONGEST = 3.0  # longest move of a logarithmic coordinate in one step
-GAIN = 1e-10  # relative to the cost; of 10,000 rows that is a hundredth of a standard error
+GAIN = 1e-10  # relative to the cost; of 10,000 rows that is a thousandth of a standard error, sqrt(GAIN * rows)
 MAX_STEPS = 150
 MAX_DAMPING = 1e12
 FIRM = 1e6  # with this damping a step moves coordinates independently of each other

@@ -104,7 +104,7 @@ def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
 
 
 def levels_for(path: ExecutionPath, percentile: float) -> StepLevels:
-    """Return the levels of all phases. Raises WrongUsage for what is no percentile."""
+    """Return the levels of all phases. Raises WrongUsage for a percentile below 1, or of 100 or more."""
     if not 1 <= percentile < 100:
         found, remedy = f"{percentile:g} is not a percentile", "Give one from 1 on, below 100."
         raise WrongUsage(found, where="--percentile", remedy=remedy)
