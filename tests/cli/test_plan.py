@@ -86,6 +86,13 @@ def test_an_infeasible_load_is_explained_once(gpu: Path, capsys: Captured) -> No
     assert capacity not in printed.err
 
 
+def test_an_sla_given_in_ms_is_shown_with_its_unit(gpu: Path, capsys: Captured) -> None:
+    latfit("plan", "--set", "sla_ms=20")
+    assert "--tpot 20.0ms" in capsys.readouterr().out
+    assert latfit("plan", "--set", "sla_ms=2") == 5
+    assert "error: --sla 2.0ms: the plan is infeasible" in capsys.readouterr().err
+
+
 def test_a_rate_needs_lengths_where_steps_depend_on_them(in_tmp: Path, capsys: Captured) -> None:
     write_trace(Path("steps.parquet"), planted_trace(0.03))
     assert latfit("fit", "steps.parquet", "--model", "saturation", "--path", "gpu") == 0

@@ -59,7 +59,7 @@ def plan(
     latfit plan --rate 4/s --lengths 1000:250 --ttft 1s --tpot 50ms
     latfit plan --sla 20ms --rate 500/s
     """
-    has_sla = not (batches.sla is None and batches.sla_ms is None)
+    has_sla = batches.sla is not None or batches.sla_ms is not None
     limits = [engines.lengths, engines.e2e, engines.goodput, engines.users]
     if not has_sla:
         limits += [engines.ttft, engines.tpot]
@@ -106,7 +106,7 @@ def _plan_batches(request: PlanRequest, output: OutputOptions, *, out: Path | No
     tokens = "" if request.tokens_per_request else "; decode, one token a request: --tokens-per-request changes that"
     note(f"Planning {question}{tokens}.", quiet=output.silent)
     with progress_bar("Planning", quiet=output.silent):
-        found = decide.of(request)
+        found, request = decide.of(request), with_units(request)
     print_answer(found, output)
     if found.feasible and not (output.json or output.verbose):
         _suggest_next(found, request, has_report=report is not None)
