@@ -163,7 +163,7 @@ def plan(request: PlanRequest) -> Plan:
 
 
 def _check_lengths(profile: HardwareProfile) -> None:
-    """Raise WrongUsage for requests without lengths whose steps depend on them."""
+    """Raise WrongUsage if step times depend on request lengths, which are not given."""
     first, *others = profile.paths.values()
     if not others and not first.nominal and (first.fit.knows_prefill or first.fit.reads_context):
         found = f"how long requests are is not known, and steps of {first.name} depend on it"

@@ -24,7 +24,7 @@ MAX_ROWS = 16  # of a table without --verbose
 MAX_REASONS = 3  # in a refusal
 POSSIBLE = "A step has 2^31 > S >= B >= 1; what prefills is a part of B and of S, and no count is below zero."
 SEEN = "The fit was made of steps of this file: on others expect its cross-validated error."
-MUCH_WORSE = 1.5  # ratio to the cross-validated error from which an error on other steps puts a fit in doubt
+MUCH_WORSE = 1.5  # error on other steps over the cross-validated error, above which the state is "doubt"
 TIMES = {PERIOD: "Latency is the period: from one step to the next.", COMPUTE: "Latency is compute: no host time."}
 
 

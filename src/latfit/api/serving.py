@@ -170,7 +170,7 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
         dict(zip(names, measured, strict=True)),
         asked,
         lambda done: progress(done, 0) if progress else None,
-        _apart(load, request, costs, factor, scatter=scatter),
+        _separate_prefill(load, request, costs, factor, scatter=scatter),
     )
     slower = [] if factor == 1 else [f"Steps take {format_percent(100 * (factor - 1))} longer than fitted."]
     # The search chooses the sequences, and the verdict says that a cache is unlimited.
@@ -183,10 +183,10 @@ FIXED = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold
 """Settings that the search leaves alone where they are given."""
 
 
-def _apart(
+def _separate_prefill(
     load: workload.Load, request: EnginePlanRequest, costs: StepCosts, factor: float, *, scatter: bool
 ) -> planning.PrefillApart | None:
-    """Return step costs of prefill and decode engines; None without a transfer."""
+    """Return step costs of separate prefill and decode engines; None without a transfer."""
     if request.transfer is None:
         return None
     if isinstance(load, workload.RecordedLoad) and int(load.requests.output_tokens.max()) == 1:
@@ -253,7 +253,7 @@ def _targets(load: workload.Load, request: EnginePlanRequest) -> planning.Target
         raise WrongUsage(f"{share:g} % of requests", where="--goodput", remedy="Give more than 0 and less than 100 %.")
     if share is not None and any(":" in str(value) for _, value in limits.values()):
         remedy = "Give limits alone: --ttft 500ms."
-        raise WrongUsage("percentiles are given beside it", where="--goodput", remedy=remedy)
+        raise WrongUsage("percentiles are given as well", where="--goodput", remedy=remedy)
     found = [
         planning.parse_target(value, name, option)
         if isinstance(value, str)

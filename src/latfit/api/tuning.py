@@ -52,14 +52,14 @@ from latfit.workload import ClosedLoad, OpenLoad, RecordedLoad, Requests, Stream
 
 STAGES = (0.5, 1.0, 2.0)  # rates of the first load, as ratios of the requested one
 BEHIND = 1.5  # no higher rate is tried if the last first token comes after this multiple of the sending time
-WIDER = 4  # a limit of requests that hides larger batches is raised to this multiple
-RAMP_UP = 0.2  # first share of a drawn load that is not counted; length of a warm-up load beside a whole one
+LIMIT_FACTOR = 4  # a limit of requests that hides larger batches is raised to this multiple
+RAMP_UP = 0.2  # first share of a drawn load that is not counted; a warm-up load has this share of the requests
 MIN_WARM_REQUESTS = 4
 API_KEY = "--api-key"  # the option of vLLM, SGLang and llama.cpp
 START_S = 900.0  # longest time for an engine to load its model and compile
-ASKED = 3  # times that a restart by hand is asked for
-LESS = (0.8, 0.6, 0.4, 0.2)  # if no settings carry the rate, they are planned for these shares of it
-SAVED_S, WRITTEN_WITHIN_S = 2, 0.5  # the plug-in writes a file after so many seconds, and takes so long
+MAX_RESTART_PROMPTS = 3  # to the person who restarts the engine
+REDUCED_SHARES = (0.8, 0.6, 0.4, 0.2)  # of the rate; planned in turn if no settings sustain all of it
+SAVED_S, WRITTEN_WITHIN_S = 2, 0.5  # seconds between the plug-in's files; longest time to write one
 REQUESTS = "requests.csv"
 COLUMNS = {
     "t_s": "due_s",
@@ -228,7 +228,7 @@ class Loop:
         return with_flags([*self.command, *([] if has_host else ["--host", "127.0.0.1"])], self.settings)
 
     def show(self, words: Sequence[str]) -> str:
-        """Return a command as it is typed, with a variable for its API key."""
+        """Return a command to paste into a shell, with a variable for its API key."""
         return " ".join(f'"${ENGINE_TOKEN}"' if word == self.key else shlex.quote(word) for word in words)
 
     def with_recording(self) -> list[str]:
@@ -278,14 +278,14 @@ class Loop:
 
     def by_hand(self) -> str:
         """Ask for a restart. Raises BadInput."""
-        for _ in range(ASKED):
+        for _ in range(MAX_RESTART_PROMPTS):
             if self.last is not None:
                 assert self.request.restart is not None
                 self.request.restart(self.show(self.with_settings()))
             model = until_answered(self.url, START_S, token=self.token)
             if self.last is None or Server(self.url).first().state.fell_below(self.last):
                 return model
-            self.tell("It was not restarted: its counters go on")
+            self.tell("It was not restarted: its counters were not reset")
         raise BadInput("was not restarted", where=self.url, remedy="End it before it is started again.")
 
     @property
@@ -398,10 +398,10 @@ class Loop:
         largest_step = 2 ** int(math.log2(self.fit.result.domain["S"][1]))
         least = min(MIN_CHUNK, int(self.draw_requests(1.0, 0).prompt_tokens.max()))
         is_feasible = False
-        for self.share in (1.0, *LESS):
+        for self.share in (1.0, *REDUCED_SHARES):
             self.plan = self.plan_one()
             if self.plan.feasible and self.plan.result.unsupported and largest_step >= least:
-                # The engine may allow larger steps than it had: plan with those that it had.
+                # The engine may allow larger steps than were measured: plan within the measured ones.
                 self.plan = self.plan_one(max_num_batched_tokens=largest_step)
             is_feasible = self.plan.feasible and not self.plan.result.unsupported
             if is_feasible:
@@ -504,7 +504,7 @@ def tune(request: TuneRequest) -> Tuned:
         loop.measure(["", "as started", ""], STAGES)
         # One restart is kept for the settings that follow.
         if not loop.plan_settings() and loop.limit and loop.restarts_left > 1:
-            loop.raise_limit(WIDER * loop.limit)
+            loop.raise_limit(LIMIT_FACTOR * loop.limit)
         while loop.settings and loop.restarts_left > 0 and loop.verify():
             pass
     except KeyboardInterrupt:

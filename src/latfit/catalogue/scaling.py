@@ -1,4 +1,4 @@
-"""Times of a system that nobody measured, from its neighbour by the ratio of two rooflines, and wider limits."""
+"""Scale step times of a measured system to an unmeasured one by the ratio of two rooflines; widen their limits."""
 
 import math
 from collections.abc import Mapping

@@ -323,7 +323,7 @@ def tune(request: requests.TuneRequest, output: OutputOptions) -> None:
     def ask(options: str) -> None:
         echo(f"Restart the engine with: {options}\nPress Enter when it is starting.", err=True)
         if not sys.stdin.readline():
-            raise WrongUsage("nobody is there to restart the engine", where="stdin", remedy="Run it in a terminal.")
+            raise WrongUsage("the restart was not confirmed", where="stdin", remedy="Run it in a terminal.")
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the engine that was started ends, as by Ctrl-C
     given: dict[str, Any] = {"token": os.environ.get(requests.ENGINE_TOKEN) or None, "restart": ask}

@@ -263,21 +263,21 @@ def demo(options: DemoOptions) -> None:
     quietly = ["--quiet"] if options.quiet else []
     measuring = ["--budget", budget, "--out", trace, "--seed", seed, *quietly]
     _do(1, f"latfit profile --budget {budget}", "profile", *measuring)
-    # A busy machine may allow no good fit; the demo goes on with it, and its warnings, to the end.
+    # A busy machine may allow no good fit; the demo continues with it, and its warnings, to the end.
     fitting = [trace, "--hardware", hardware, "--out", fitted, "--seed", seed, "--force", *quietly]
     _do(2, "latfit fit trace.parquet", "fit", *fitting)
     sla = feasible_sla(Fit.load(fitted), least_ms=0.0)
     planning = ["--sla", sla, "--hardware", hardware, *quietly]
-    _do(3, f"latfit plan --sla {sla}", "plan", *planning, goes_on=True)
+    _do(3, f"latfit plan --sla {sla}", "plan", *planning, continues=True)
     _do(4, f"latfit report --sla {sla}", "report", *planning, "--out", out)
     echo(f"\nOpen {out / 'report.html'} in a browser.")
 
 
-def _do(number: int, shown: str, *arguments: object, goes_on: bool = False) -> None:
-    """Run a command as a user would type it; its exit code ends the demo unless that goes on."""
+def _do(number: int, shown: str, *arguments: object, continues: bool = False) -> None:
+    """Run a command as a user would type it; an exit code other than 0 ends the demo unless `continues`."""
     from latfit.cli.app import run
 
     echo(f"\n[{number}/4] {shown}", bold=True)
     code = run([str(argument) for argument in arguments])
-    if code and not goes_on:
+    if code and not continues:
         raise typer.Exit(code)

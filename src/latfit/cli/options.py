@@ -32,7 +32,7 @@ OWN = "own"  # options of a command that no request has
 
 
 def verb(function: Verb) -> Verb:
-    """Turn a function of requests into one of their options. Values that nobody typed stay the requests'.
+    """Turn a function of requests into one of their options. Values that are not typed stay the requests' defaults.
 
     An option that several requests have is declared by the first and reaches all.
     """

@@ -221,7 +221,7 @@ class RecordedFit(Recorded):
 
     @property
     def next(self) -> list[str]:
-        """Commands to go on with, for the recorded load and its p99."""
+        """Next commands: a plan for the recorded load with its p99 as limits."""
         if self.fit is None:
             return []
         fit, trace = shlex.quote(str(self.fit_file)), shlex.quote(str(self.out))
