@@ -112,7 +112,7 @@ def simulate_engine(request: SimulateEngineRequest) -> EngineSimulation:
         cluster = simulation.Cluster(simulation.Routing(), prefill, simulation.Transfer(*moved))
     axes = _axes(values_of(request.vary))
     varied = set(axes)
-    offered: list[Any] = rates(axes.pop("rate", None), "--sweep rate") or rates(request.rate)
+    offered: list[Any] = rates(axes.pop("rate", None), "--sweep") or rates(request.rate)
     usual = {"rate": offered or [None], "batching": several(request.batching), "order": several(request.order)}
     axes = {**usual, **axes}
     if math.prod(len(values) for values in axes.values()) > simulation.MOST_POINTS:

@@ -117,7 +117,7 @@ def simulate(request: SimulateRequest) -> PolicySimulation:
     Raises WrongUsage, BadInput; runs of an unstable load have `stable=False`.
     """
     axes = values_of(request.vary)
-    offered = rates(axes.pop("rate", None), "--sweep rate") or rates(request.rate)
+    offered = rates(axes.pop("rate", None), "--sweep") or rates(request.rate)
     if unknown := next((name for name in axes if name not in SETTINGS), None):
         remedy = f"Vary rate, {', '.join(name.replace('_', '-') for name in SETTINGS)}."
         raise WrongUsage(f"{unknown!r} is not a setting", where="--sweep", remedy=remedy)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 import latfit
 from latfit.api.simulations import SETTINGS
 from latfit.cli.app import run
-from latfit.errors import BadInput
+from latfit.errors import BadInput, WrongUsage
 from latfit.files import dumps
 from latfit.model import Estimate, FitResult, FitStatus
 from latfit.policies import Settings
@@ -138,6 +138,11 @@ class TestValidation:
         assert judged["error_pct"].abs().max() == pytest.approx(0, abs=0.1)
         assert found.summary().startswith("Simulation agrees")
         assert isinstance(found.plot(), Figure)
+
+
+def test_a_swept_rate_without_a_unit_names_the_parameter(fit: Path) -> None:
+    with pytest.raises(WrongUsage, match=r"^vary: '5' "):
+        latfit.simulate_engine(fit, lengths="64:32", vary={"rate": ["5"]})
 
 
 def test_a_profile_is_steps_to_fit(in_tmp: Path) -> None:
