@@ -35,15 +35,16 @@ class LivePath:
     def __init__(self, executor: Executor, times_ms: FloatArray, timeout_ms: float | None) -> None:
         self.executor, self.name, self.times_ms = executor, executor.name, times_ms
         self._timeout_ms = timeout_ms
-        self.free_servers()
         self._failures = self._openings = 0  # in a row
         self.open_until_ms = -math.inf  # end of the cool-down; -inf if the breaker is closed
-        self._is_tried = False  # by one batch, after a cool-down
+        self.free_servers()
         self._misses = MAX_MISSES - 1  # one miss is enough before the first answer
         self.batches = self.failed_batches = 0  # that began; that ended with an error
         self.busy_ms = 0.0  # of the batches that have ended
 
     def free_servers(self) -> None:
+        """Start over with idle servers, for a router that has dropped its batches."""
+        self._is_tried = False  # by one batch, after a cool-down
         self._servers = [Server() for _ in range(self.executor.servers)]
 
     def timeout_ms(self, batch: int) -> float:

@@ -364,6 +364,23 @@ async def test_nothing_is_left_running_where_a_path_does_not_start() -> None:
     assert not other.started
 
 
+async def test_a_path_is_tried_again_after_a_drain_that_dropped_its_trial() -> None:
+    executor = FaultyExecutor(lambda k: ExecutorLost("gone", where="gpu", remedy="") if k == 0 else 5_000.0)
+    async with told([executor], greedy()) as (router, _):
+        with pytest.raises(ExecutorLost):
+            await router.submit(0)
+        await asyncio.sleep(2.0)
+        trial = asyncio.ensure_future(router.submit(1))
+        await asyncio.sleep(0)
+        assert not await router.drain(within_s=0.1)
+        with pytest.raises(Closed):
+            await trial
+        assert len(executor.batches) == 2
+        executor.fault = lambda k: None
+        await router.start()
+        assert await asyncio.wait_for(router.submit("after"), 1.0) == "after"
+
+
 @pytest.mark.parametrize("lost", [ExecutorLost, ExecutorFailed])
 @pytest.mark.parametrize("by", ["retry", "listener"])
 async def test_a_function_that_drops_everything_leaves_the_router_usable(by: str, lost: type[ExecutorFailed]) -> None:
