@@ -19,7 +19,6 @@ from latfit.errors import LatfitError, WrongUsage, first_line
 Run = Callable[[list[Any]], Sequence[Any]]
 """Return one output for each input of a batch; an output that is an exception fails its own request only."""
 
-
 Batches = queue.SimpleQueue[tuple[list[Any], "asyncio.Future[Sequence[Any]]"] | None]
 """Inputs and where the outputs go; None ends a thread."""
 
@@ -117,7 +116,7 @@ class ThreadExecutor(Executor):
         for _ in self._threads:
             self._work.put(None)
         self._threads.clear()
-        self._work = queue.SimpleQueue()  # a thread that hangs takes its end from the old one
+        self._work, self._returns = queue.SimpleQueue(), {}  # threads that hang keep the old ones
 
     def _serve(self, server: int, batches: Batches) -> None:
         while (work := batches.get()) is not None:
@@ -136,7 +135,8 @@ class ThreadExecutor(Executor):
     def _settle(
         self, answer: "asyncio.Future[Sequence[Any]]", outputs: Sequence[Any], error: ExecutorFailed | None
     ) -> None:
-        self._returns.pop(answer).set_result(None)
+        if (returned := self._returns.pop(answer, None)) is not None:
+            returned.set_result(None)
         if not answer.done():
             answer.set_exception(error) if error is not None else answer.set_result(outputs)
 

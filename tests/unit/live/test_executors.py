@@ -133,11 +133,13 @@ async def test_a_thread_that_hangs_gives_its_server_back_when_it_returns() -> No
 
 
 async def test_a_router_serves_again_after_a_drain_that_a_hanging_thread_cut_short() -> None:
-    released = threading.Event()
+    released, returns = threading.Event(), threading.Event()
 
     def waits(inputs: list[Any]) -> Sequence[Any]:
         if inputs == ["hang"]:
             released.wait(30)
+        if inputs == ["late"]:
+            returns.wait(30)
         return inputs
 
     router = Router([ThreadExecutor("cpu", waits, 8)], [TIMES], gpu_only(Limits(8)))
@@ -149,6 +151,14 @@ async def test_a_router_serves_again_after_a_drain_that_a_hanging_thread_cut_sho
         await hangs
     async with router:
         assert await asyncio.wait_for(router.submit("after"), 5) == "after"
+        with pytest.raises(ExecutorTimedOut):
+            await router.submit("late")
+        returns.set()
+        for _ in range(500):
+            if router.up()["cpu"]:
+                break
+            await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(router.submit("last"), 5) == "last"
     released.set()
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from latfit.live import Front
     from latfit.simulation import System
 
-
 SLOTS = 8
 OVERDUE, MIN_OVERDUE_S = 20.0, 1.0  # T(1) that a caller waits without a byte until its leaving shows a hung engine
 MIN_TOKEN = 8  # letters
