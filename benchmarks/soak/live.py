@@ -104,7 +104,7 @@ async def stretch(number: int, count: int, dice: random.Random) -> tuple[Counter
             flood = trouble and (i // 500) % 7 == 0
             await asyncio.sleep(dice.expovariate(rate * (10 if flood else 1)) / 1000)
             if trouble and dice.random() < 1e-4:
-                offset += dice.choice((-0.05, 3.0))  # a monotonic clock goes back by a reading at most
+                offset += dice.choice((-0.05, 3.0))  # s; back by a stale reading at most, 50 ms
             task = asyncio.ensure_future(send(i))
             sent.append(task)
             if trouble and dice.random() < 0.02:

@@ -214,7 +214,7 @@ class Loop:
         words = " ".join(self.command)
         started = engine_started_by(self.command)
         self.recording_flag = "" if started is None else started.recording_flag
-        self.newer = "" if started is None else f"{started.name} {started.recording_since} or newer"
+        self.newer = "" if started is None else f"{started.name} {started.recording_versions}"
         port = re.findall(r"--port[= ](\d+)", words)[-1:] or [(started or ENGINES[0]).port]
         host = (re.findall(r"--host[= ](\S+)", words) or ["127.0.0.1"])[-1].strip("[]")
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

@@ -77,7 +77,7 @@ class Engine:
     metrics_help: str = ""  # how its metrics are turned on, or where they are
     steps_help: str = "Record single steps: latfit.record.StepRecorder, or the engine's log."
     recording_flag: str = ""  # its option without which `latfit tune` records nothing, or no single steps
-    recording_since: str = "of today"  # its oldest version with that option
+    recording_versions: str = "in a newer version"  # that have the option, for messages
     port: int = 8000  # of its metrics, by default
     graph_sizes: str = ""  # its option for the batch sizes of captured graphs
     passes_flag: str = ""  # its option that publishes every step by ZeroMQ

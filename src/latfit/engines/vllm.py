@@ -36,7 +36,7 @@ VLLM = Engine(
         name: name for name in ("max_num_seqs", "max_num_batched_tokens", "async_scheduling", "num_speculative_tokens")
     },
     recording_flag="--enable-logging-iteration-details",
-    recording_since="0.27",
+    recording_versions="0.27 or newer",
     graph_sizes="cudagraph_capture_sizes",
     passes_flag="--forward-pass-metrics-port",
     key="vllm",

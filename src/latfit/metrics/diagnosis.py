@@ -20,7 +20,7 @@ Binding = Literal["idle", "sequences", "kv_cache", "token_budget", "steps", "unk
 Effect = Literal["helps", "nothing", "unknown"]
 
 MIN_WAITING_SHARE = 0.5  # of readings with waiting requests, from which on requests are said to wait
-MIN_FULL_SHARE = 0.5  # of those with a full cache, from which on requests are said to wait for it
+MIN_FULL_SHARE = 0.5  # of readings with waiting requests: the cache binds if it is full in as many
 FLAT_SHARE = 0.05  # running requests that differ by less from the most show a limit
 KNOWN_LIMIT_SHARE = 0.1  # the same where the limit is known
 NEARLY_ALL = 0.9  # of readings with waiting requests: one that ended makes room until the next step

@@ -186,8 +186,8 @@ class LatfitStatLogger(StatLoggerBase):
     def _say_flag(self) -> None:
         self._flag = False
         vllm = engine_named("vLLM")
-        text = "latfit sees no steps: start vLLM (%s or newer) with %s"
-        log.warning(text, vllm.recording_since, vllm.recording_flag)
+        text = "latfit sees no steps: start vLLM (%s) with %s"
+        log.warning(text, vllm.recording_versions, vllm.recording_flag)
 
 
 def settings_from(environment: Mapping[str, str]) -> Settings | None:
