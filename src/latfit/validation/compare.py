@@ -87,7 +87,7 @@ def far_context_warning(fits: Sequence[FitResult], run: EngineRun) -> Message | 
     B = np.array([float(min(median, *(fit.largest_batch for fit in reading)))])
     prompts, outputs = run.requests.prompt_tokens, run.requests.output_tokens
     cached = float(np.average(prompts + outputs / 2, weights=outputs))  # a request takes part in a step for each token
-    tried = [step_columns(B, B, each) for each in (cached, cached / FAR_CONTEXT)]
+    tried = [step_columns(B, B, each) for each in (cached / FAR_CONTEXT, cached, cached * FAR_CONTEXT)]
     if not all(fit.outside_domain(**step)[0] for fit in reading for step in tried):
         return None
     return message("far_context", steps=f"decode steps of {count_text(int(B[0]), 'request')}", cached=cached)
