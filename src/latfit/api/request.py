@@ -13,7 +13,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar, Union, get_args, get_origin
 
-from latfit.errors import LatfitError, WrongUsage, tell
+from latfit.errors import LatfitError, WrongUsage, refuse, tell
 from latfit.units import MOST_SEED
 
 P = ParamSpec("P")
@@ -216,8 +216,10 @@ def with_units(request: K) -> K:
     changes: dict[str, Any] = {}
     for twin, (name, unit) in TWINS.items():
         if (value := getattr(request, twin, None)) is not None:
-            several = isinstance(value, Iterable) and not isinstance(value, str)
-            changes |= {name: [f"{each}{unit}" for each in value] if several else f"{value}{unit}", twin: None}
+            where, both = f"--{name}, --set {twin}", getattr(request, name) is not None
+            refuse(both, "these contradict each other", where, "Give one of them.")
+            one = isinstance(value, str) or not isinstance(value, Iterable)
+            changes |= {name: f"{value}{unit}" if one else [f"{each}{unit}" for each in value], twin: None}
     return replace(request, **changes) if changes else request  # type: ignore[type-var]
 
 

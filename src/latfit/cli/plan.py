@@ -61,8 +61,7 @@ def plan(
     """
     has_sla = batches.sla is not None or batches.sla_ms is not None
     limits = [engines.lengths, engines.e2e, engines.goodput, engines.users]
-    if not has_sla:
-        limits += [engines.ttft, engines.tpot]
+    limits += [] if has_sla else [engines.ttft, engines.tpot]
     if any(each is not None for each in limits):
         _note_ignored("serving engines are planned", batches, engines, apart={"sla", "sla_ms", "paths"})
         _plan_engines(with_units(batches), engines, output, out=out, report=report)

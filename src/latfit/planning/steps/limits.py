@@ -16,7 +16,6 @@ from latfit.trace import DECODE, PREFILL, UNKNOWN
 
 SCANNED, BETWEEN = 400, 62  # grid points of the scan, and of each search of an end
 SURE = 0.975  # of the fit's draws keep S_promised
-MEDIAN = 0.5
 UNBOUNDED = 1 << 40  # above this the search for an upper end stops and the range counts as unbounded
 
 Curve = Callable[[FloatArray], FloatArray]
@@ -93,7 +92,7 @@ def level_for(path: ExecutionPath, percentile: float, phase: str) -> Level:
         if level >= share - 1e-12 and (factors := limits.factors(phase, level, B)) is not None:
             return Level(percentile, factors)
     known = limits.highest_level(phase, share)
-    pooled = {each: math.log(factor) for each, factor in limits.all.upper.items() if factor and each > MEDIAN}
+    pooled = {each: math.log(factor) for each, factor in limits.all.upper.items() if factor and each > 0.5}
     if known is None or (highest := limits.factors(phase, known, B)) is None or not pooled:
         return Level(None, np.ones(1))
     reached = min((level for level in pooled if level >= share - 1e-12), default=max(pooled))
