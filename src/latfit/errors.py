@@ -73,6 +73,12 @@ def refuse(wrong: bool, found: str, where: str, remedy: str) -> None:
         raise WrongUsage(found, where=where, remedy=remedy)
 
 
+def no_address(url: str, of: str) -> WrongUsage:
+    """Return the error for what is no HTTP address; screens and logs keep it, so it shows no password."""
+    remedy = "Write http://localhost:8000, without a user or a password."
+    return WrongUsage(f"{url.rpartition('@')[2]!r} is no address of {of}", where="URL", remedy=remedy)
+
+
 def refuse_taken(name: str, known: Collection[str], what: str) -> None:
     if name in known:
         raise WrongUsage(f"there is a {what} called {name!r}", where=f"add_{what}", remedy="Give yours another name.")

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from latfit.engines import ENGINES, describe_engines, setting_names
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import BadInput, no_address
 from latfit.inputs import decode_json
 from latfit.metrics.state import MAX_BYTES, ServerState, state_of
 
@@ -20,7 +20,6 @@ SETTINGS_TIMEOUT_S = 15.0  # vLLM collects other facts before its first answer
 BLOCK = 1 << 16
 PLACES = ("/metrics", "/prometheus/metrics")  # `trtllm-serve` has JSON of its own under the first
 LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
-REMEDY = "Write http://localhost:8000, without a user or a password."
 MAX_DEPTH = 6  # of a document in which settings are looked for
 LOCAL_PORTS = tuple(dict.fromkeys(engine.port for engine in ENGINES))
 LOCAL_TIMEOUT_S = 1.0
@@ -69,8 +68,7 @@ class Server:
         except ValueError:  # the port is no number
             is_address = False
         if not is_address or "@" in parts.netloc:
-            shown = url.rpartition("@")[2]  # screens and logs keep it
-            raise WrongUsage(f"{shown!r} is no address of a server", where="URL", remedy=REMEDY)
+            raise no_address(url, "a server")
         self.base = f"{parts.scheme}://{parts.netloc}"
         self.places = PLACES if parts.path in ("", "/") else (parts.path + (f"?{parts.query}" if parts.query else ""),)
         self.place = self.places[0]

@@ -31,6 +31,14 @@ class PassRecorder:
     def __init__(self, address: str) -> None:
         """Raises WrongUsage for what is no address, HardwareMissing without pyzmq."""
         scheme, _, place = address.partition("://")
+        remedy = "Write zmq://localhost:20380 or ipc:///tmp/name."
+        refused = WrongUsage(f"{address!r} is no address of ZeroMQ", where="URL", remedy=remedy)
+        try:
+            is_address = bool(place) and (scheme == "ipc" or bool(urlsplit(address).port))
+        except ValueError:  # the port is no number
+            is_address = False
+        if not is_address:
+            raise refused
         try:
             import zmq
         except ImportError:
@@ -42,13 +50,10 @@ class PassRecorder:
         self._socket.setsockopt(zmq.RCVHWM, 100_000)
         self._socket.setsockopt(zmq.IPV6, 1)
         try:
-            if not place or (scheme != "ipc" and not urlsplit(address).port):
-                raise ValueError
             self._socket.connect(f"{SCHEMES[scheme]}://{place}")
-        except (ValueError, zmq.ZMQError):
+        except zmq.ZMQError:
             self._socket.close()
-            remedy = "Write zmq://localhost:20380 or ipc:///tmp/name."
-            raise WrongUsage(f"{address!r} is no address of ZeroMQ", where="URL", remedy=remedy) from None
+            raise refused from None
 
     def record(self, seconds: float) -> Iterator[float]:
         """Take messages for so long; yield the seconds so far, often."""

@@ -6,6 +6,7 @@ out: no counter has the recomputed tokens.
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from latfit.engines import SLOT_STEPS, engine_named
-from latfit.errors import BadInput
+from latfit.errors import BadInput, TargetNotWritable
 from latfit.files import write_bytes
 from latfit.metrics import FULL, Interval, Reading, ServerState, Unanswered, between, limit_shown
 from latfit.provenance import utc_now
@@ -45,6 +46,7 @@ class MetricsRecorder:
     last: Reading | None = None
     queued: list[float] = field(default_factory=list)  # running in each engine while others waited for no cache
     most_running: float = 0.0  # in each engine, at any reading
+    keep_rows: int | None = None  # set from another thread: the next reading drops all later rows and begins a window
     _begun: Reading | None = None
     _saved_s: float = -math.inf
     _started: str = field(default_factory=utc_now)
@@ -53,6 +55,9 @@ class MetricsRecorder:
     def take(self, reading: "Reading | Unanswered") -> Interval | None:
         """Return what happened since the last reading. Raises BadInput for a server that counts no steps."""
         self.polls += 1
+        if self.keep_rows is not None:
+            del self.rows[self.keep_rows :]
+            self.keep_rows = self._begun = None
         if isinstance(reading, Unanswered):
             self.failed += 1
             self._begun = None
@@ -77,7 +82,8 @@ class MetricsRecorder:
             self._begun = reading
         if reading.t_s - self._saved_s >= SAVED_EVERY_S:
             self._saved_s = reading.t_s
-            self.write()
+            with suppress(TargetNotWritable):  # a full disk may have space again at the next time, or at the end
+                self.write()
         return None if before is None else between(before, reading)
 
     def trace(self) -> Trace:

@@ -176,7 +176,10 @@ class StepRecorder:
         """Add a step that ended now, or at a moment of `time.monotonic`. Never blocks, never raises."""
         try:
             if len(self._rows) >= self._capacity:
-                self._drop()
+                self._dropped += 1
+                if self._capacity:
+                    text = "latfit drops steps of its trace: %s is slower than the engine, or stands still"
+                    self._say_once("drop", text, self.folder)
                 return
             end_s = monotonic() if ended_s is None else ended_s
             if self._thread is None:
@@ -256,12 +259,6 @@ class StepRecorder:
         self._thread = thread
         # Not an atexit function: those don't run in the processes that `multiprocessing` forks, finalizers do.
         self._at_exit = Finalize(None, self.close, exitpriority=10)
-
-    def _drop(self) -> None:
-        self._dropped += 1
-        if self._capacity:
-            text = "latfit drops steps of its trace: %s is slower than the engine, or stands still"
-            self._say_once("drop", text, self.folder)
 
     def _write_until_closed(self) -> None:
         size, pending, stopping, waits = self._rows_per_file * ROW.size, bytearray(), False, False

@@ -1,5 +1,6 @@
 """A publisher of forward-pass metrics as vLLM and SGLang have it, with steps of known size and time."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from latfit.api import record_passes
-from latfit.errors import BadInput, WrongUsage
+from latfit.errors import BadInput, HardwareMissing, WrongUsage
 from latfit.record import is_stream
 from latfit.trace import read_parquet
 
@@ -130,3 +131,11 @@ def test_addresses_that_are_none(address: str, tmp_path: Path) -> None:
     assert is_stream(address)
     assert not is_stream("http://localhost:8000")
     assert not is_stream("localhost:8000")
+
+
+def test_an_address_is_checked_before_pyzmq(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(WrongUsage):
+        record_passes("zmq://localhost", out=tmp_path / "t.parquet")
+    with pytest.raises(HardwareMissing):
+        record_passes("zmq://localhost:1", out=tmp_path / "t.parquet")

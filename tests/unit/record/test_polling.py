@@ -72,6 +72,18 @@ def test_a_server_that_goes_away_and_comes_back(tmp_path: Path) -> None:
     assert read_server(after, before).requests == 4 * 125 // 19 - 4 * 25 // 19
 
 
+def test_a_disk_that_is_full_for_a_while_ends_no_recording(tmp_path: Path) -> None:
+    """The trace is written once a minute: at first there is no folder for it."""
+    steps, folder = steady(200.0, 4, 0.02), tmp_path / "later"
+    recorder = MetricsRecorder(folder / "t.parquet")
+    for t in (1.0, 30.0, 61.0):
+        recorder.take(reading(steps, t))
+    folder.mkdir()
+    for t in (90.0, 121.0):
+        recorder.take(reading(steps, t))
+    assert len(read_parquet(folder / "t.parquet")) == 4
+
+
 def test_windows_with_preempted_requests_are_left_out(tmp_path: Path) -> None:
     steps = steady(10.0, 4, 0.02)
     steps.preemptions = (np.arange(len(steps.end)) == 120) * 1.0

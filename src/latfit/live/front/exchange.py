@@ -17,7 +17,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from latfit.errors import WrongUsage
+from latfit.errors import no_address, refuse
 from latfit.live.executor import Abandoned, Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut
 
 HOP_BY_HOP = frozenset(("connection", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"))
@@ -118,11 +118,9 @@ class HttpExecutor(Executor):
     ) -> None:
         super().__init__(name, 1, slots)
         self.url, self.timeouts = _parse_url(url), timeouts
-        if not re.fullmatch(r"[\w.-]+", name):
-            remedy = "Take letters and digits: gpu, cpu-2."
-            raise WrongUsage(f"{name!r} is no name of an engine", where="URL", remedy=remedy)
-        if slots > MAX_SLOTS:
-            raise WrongUsage(f"{slots} slots", where=name, remedy=f"Give at most {MAX_SLOTS:,}.")
+        is_name, remedy = re.fullmatch(r"[\w.-]+", name), "Take letters and digits: gpu, cpu-2."
+        refuse(not is_name, f"{name!r} is no name of an engine", "URL", remedy)
+        refuse(slots > MAX_SLOTS, f"{slots} slots", name, f"Give at most {MAX_SLOTS:,}.")
         self._overdue_s, self._headers = overdue_s, dict(headers or {})
         self._sessions: list[aiohttp.ClientSession] = []  # the first keeps connections, the second does not
 
@@ -288,6 +286,5 @@ def _parse_url(url: str) -> URL:
         found = URL()
     more = found.user, found.password, found.query_string, found.fragment
     if found.scheme not in ("http", "https") or not found.host or not found.port or any(more) or re.search(r"\s", url):
-        shown, remedy = url.rpartition("@")[2], "Write http://localhost:8000, without a user or a password."
-        raise WrongUsage(f"{shown!r} is no address of an engine", where="URL", remedy=remedy)
+        raise no_address(url, "an engine")
     return found
