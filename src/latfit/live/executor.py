@@ -14,7 +14,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from latfit.errors import LatfitError, WrongUsage, first_line
+from latfit.errors import LatfitError, first_line, refuse
 
 Run = Callable[[list[Any]], Sequence[Any]]
 """Return one output for each input of a batch; an output that is an exception fails its own request only."""
@@ -53,13 +53,11 @@ class Executor:
     is_probed = False  # `answers` shows whether it is alive without running a batch
 
     def __init__(self, name: str, largest: int, servers: int = 1, buckets: Sequence[int] = ()) -> None:
-        if largest < 1 or servers < 1:
-            found = f"batches of {largest} on {servers} servers"
-            raise WrongUsage(found, where=name, remedy="Give at least one of each.")
-        if buckets and (list(buckets) != sorted(set(buckets)) or buckets[0] < 1 or buckets[-1] < largest):
-            found = f"buckets {list(buckets)} for batches of up to {largest}"
-            remedy = "Give ascending sizes, the last at least the largest batch."
-            raise WrongUsage(found, where=name, remedy=remedy)
+        none = largest < 1 or servers < 1
+        refuse(none, f"batches of {largest} on {servers} servers", name, "Give at least one of each.")
+        wrong = buckets and (list(buckets) != sorted(set(buckets)) or buckets[0] < 1 or buckets[-1] < largest)
+        remedy = "Give ascending sizes, the last at least the largest batch."
+        refuse(bool(wrong), f"buckets {list(buckets)} for batches of up to {largest}", name, remedy)
         self.name, self.largest, self.servers, self.buckets = name, largest, servers, tuple(buckets)
 
     async def start(self) -> None: ...

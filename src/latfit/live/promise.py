@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfit.errors import WrongUsage
+from latfit.errors import refuse
 from latfit.live.waiting import Request
 from latfit.stats import FloatArray
 
@@ -30,10 +30,10 @@ class Promise:
 
     def __post_init__(self) -> None:
         are_limits = bool(self._limits) and all(limit > 0 for limit in self._limits)
-        if not (are_limits and self.block >= 1 and 0 < self.share < 1 and 0 < self.false_alarm < 1):
-            blocks = f"in blocks of {self.block}, false alarms of {self.false_alarm:g}"
-            remedy = "Give times above zero, one request or more, and shares between 0 and 1, such as 0.99."
-            raise WrongUsage(f"{self.share:g} within {self.within_ms} ms {blocks}", where="promise", remedy=remedy)
+        is_promise = are_limits and self.block >= 1 and 0 < self.share < 1 and 0 < self.false_alarm < 1
+        blocks = f"in blocks of {self.block}, false alarms of {self.false_alarm:g}"
+        remedy = "Give times above zero, one request or more, and shares between 0 and 1, such as 0.99."
+        refuse(not is_promise, f"{self.share:g} within {self.within_ms} ms {blocks}", "promise", remedy)
 
     @property
     def _limits(self) -> Sequence[float]:

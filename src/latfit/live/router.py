@@ -8,14 +8,14 @@ serves.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from latfit.errors import LatfitError, WrongUsage
+from latfit.errors import LatfitError, WrongUsage, refuse
 from latfit.live.executor import Abandoned, Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, failure
 from latfit.live.path import LivePath, Server, times_table
 from latfit.live.waiting import Request, RequestQueue, State
@@ -156,7 +156,7 @@ class Router:
             for error in filter(None, started):
                 raise error
             if self.options.example is not None:
-                await asyncio.gather(*(self._warm_up(path.executor) for path in self.paths))
+                await _gather(self._warm_up(path.executor) for path in self.paths)
             decide(self.policy.code, self.policy.parameters, self._times, np.zeros(VIEW))  # compiled before traffic
             if not self._probes:
                 probed = [path for path in self.paths if path.executor.is_probed]
@@ -266,7 +266,7 @@ class Router:
         powers = {2**k for k in range(executor.largest.bit_length())}
         for size in executor.buckets or sorted({executor.largest, *powers}):
             inputs = [self.options.example] * min(size, executor.largest)
-            await asyncio.gather(*(executor.execute(inputs) for _ in range(executor.servers)))
+            await _gather(executor.execute(inputs) for _ in range(executor.servers))
 
     async def _keep_probing(self, path: LivePath) -> None:
         while True:
@@ -430,6 +430,16 @@ class Router:
         _call(self.listeners, request)
 
 
+async def _gather(work: Iterable[Awaitable[Any]]) -> None:
+    """Wait for all; if one fails, cancel the others and raise its error."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()
@@ -461,22 +471,19 @@ def _closed() -> Closed:
 
 def _check(executors: Sequence[Executor], times_ms: Sequence[Any], policy: Policy, options: RouterOptions) -> None:
     names = [each.name for each in executors]
-    if not 1 <= len(executors) <= 2 or len(times_ms) != len(executors) or len(set(names)) < len(names):
-        found = f"{len(executors)} executors ({', '.join(names)}) with {len(times_ms)} tables of times"
-        remedy = "Give one or two executors of different names, the main path first, and T(1), T(2), ... of each."
-        raise WrongUsage(found, where="executors", remedy=remedy)
-    if policy.needs_side and len(executors) < 2:
-        remedy = "Give a second executor, or take another."
-        raise WrongUsage(f"policy {policy.name} needs two paths", where="policy", remedy=remedy)
+    wrong = not 1 <= len(executors) <= 2 or len(times_ms) != len(executors) or len(set(names)) < len(names)
+    found = f"{len(executors)} executors ({', '.join(names)}) with {len(times_ms)} tables of times"
+    remedy = "Give one or two executors of different names, the main path first, and T(1), T(2), ... of each."
+    refuse(wrong, found, "executors", remedy)
+    lacks, remedy = policy.needs_side and len(executors) < 2, "Give a second executor, or take another."
+    refuse(lacks, f"policy {policy.name} needs two paths", "policy", remedy)
     for executor, times, largest in zip(executors, times_ms, (policy.main_largest, policy.side_largest), strict=False):
         table = np.asarray(times, dtype=np.float64)
-        if len(table) < executor.largest or not np.all(np.isfinite(table) & (table > 0)):
-            found = f"{len(table)} times for batches of up to {executor.largest}, or one is not above zero"
-            remedy = "Give T(b) in ms for b = 1 up to the largest batch."
-            raise WrongUsage(found, where=executor.name, remedy=remedy)
-        if largest > executor.largest:
-            found = f"policy {policy.name} makes batches of {largest}, {executor.name} takes {executor.largest}"
-            raise WrongUsage(found, where="policy", remedy="Make the policy for the executor's largest batch.")
-    if options.most_waiting < 1 or not options.deadlines_ms:
-        found = f"{options.most_waiting} may wait, in {len(options.deadlines_ms)} classes"
-        raise WrongUsage(found, where="options", remedy="Give at least one of each.")
+        wrong = len(table) < executor.largest or not np.all(np.isfinite(table) & (table > 0))
+        found = f"{len(table)} times for batches of up to {executor.largest}, or one is not above zero"
+        refuse(wrong, found, executor.name, "Give T(b) in ms for b = 1 up to the largest batch.")
+        found = f"policy {policy.name} makes batches of {largest}, {executor.name} takes {executor.largest}"
+        refuse(largest > executor.largest, found, "policy", "Make the policy for the executor's largest batch.")
+    found = f"{options.most_waiting} may wait, in {len(options.deadlines_ms)} classes"
+    none = options.most_waiting < 1 or not options.deadlines_ms
+    refuse(none, found, "options", "Give at least one of each.")

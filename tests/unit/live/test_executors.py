@@ -26,7 +26,7 @@ from latfit.live import (
 )
 from latfit.live.executor import Run, padded
 from latfit.policies import Limits
-from latfit.policies.policy import gpu_only
+from latfit.policies.policy import gpu_only, three_stage
 
 TIMES = [1.0] * 8
 
@@ -102,6 +102,26 @@ def test_threads_serve_everybody_and_the_loop_goes_on() -> None:
     assert asyncio.run(main()) == [float(i) ** 2 for i in range(200)]
     assert set(sizes) <= {1, 4, 8}
     assert threading.current_thread().name not in threads
+
+
+async def test_a_warm_up_that_fails_ends_the_others() -> None:
+    """The CPU fails in its first batch, while the GPU is in the first of four."""
+    sizes: list[int] = []
+
+    async def slow(inputs: list[Any]) -> Sequence[Any]:
+        sizes.append(len(inputs))
+        await asyncio.sleep(0.05)
+        return inputs
+
+    async def fails(inputs: list[Any]) -> Sequence[Any]:
+        raise ValueError("no kernel")
+
+    rule = three_stage(2, 10.0, Limits(8, 8))
+    executors = [AsyncExecutor("gpu", slow, 8), AsyncExecutor("cpu", fails, 8)]
+    with pytest.raises(ExecutorFailed, match="no kernel"):
+        await Router(executors, [TIMES, TIMES], rule, RouterOptions(example=1.0)).start()
+    await asyncio.sleep(0.2)
+    assert sizes == [1]
 
 
 async def test_what_a_function_raises_reaches_who_sent_it() -> None:
