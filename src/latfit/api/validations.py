@@ -140,8 +140,8 @@ def validate(request: ValidateRequest) -> Validation:
         elif before is None:
             raise WrongUsage("a watch began at some text", where="--metrics-after", remedy="Add --metrics-before.")
         server = validation.read_server(after, before)
-        measured = validation.watched(watch, before, after, Path(run).name, request.seed)
-    fits, setup, starts = _fits_and_setup(request, None if server is None else server.facts)
+        measured = validation.watched(watch, server.seen, Path(run).name, request.seed)
+    fits, setup, starts = _fits_and_setup(request, None if server is None else server.seen.last.facts)
     settings = replace(setup.settings, order=order_of(request))
     replicas = measured.engines if request.replicas == 1 else request.replicas
     how = validation.ValidationOptions(

@@ -139,7 +139,7 @@ class Figure(Record, frozen=True):
 
     @property
     def holds(self) -> bool:
-        return self.limit_pct is None or not abs(self.error_pct) > self.limit_pct
+        return self.limit_pct is None or abs(self.error_pct) <= self.limit_pct
 
 
 class Clocks(Record, frozen=True):
@@ -154,7 +154,7 @@ class Clocks(Record, frozen=True):
 
     @property
     def holds(self) -> bool:
-        return not abs(self.error_pct) > LIMITS_PCT["mean"]
+        return abs(self.error_pct) <= LIMITS_PCT["mean"]
 
 
 class ServerComparison(Record, frozen=True):
@@ -281,7 +281,8 @@ def _judge(
         limits, of = "means within 2 %", run.requests if watched else len(measured)
         judged = {f"{NAMES[metric]} mean": each for metric, each in server.metrics.items()}
     else:
-        judged = {f"{NAMES[metric]} {name}": figures[metric][name] for metric in JUDGED for name in LIMITS_PCT}
+        rows = [(f"{NAMES[metric]} {name}", figures[metric][name]) for metric in JUDGED for name in LIMITS_PCT]
+        judged = {name: figure for name, figure in rows if figure.limit_pct is not None}
     off = {name: each for name, each in judged.items() if not each.holds}
     if not off:
         return True, f"Simulation agrees with {against}: {limits} ({of:,} requests)."
@@ -293,9 +294,12 @@ def _judge(
 
 
 def _error_pct(simulated: float, measured: float) -> float:
-    if measured > 0:
+    """Return the relative error: NaN without a measured value, infinite if it is zero or without a simulated one."""
+    if math.isnan(measured):
+        return math.nan
+    if measured > 0 and not math.isnan(simulated):
         return 100.0 * (simulated / measured - 1.0)
-    return math.inf if simulated > 0 else math.nan
+    return 0.0 if simulated == measured else math.inf
 
 
 def _compare_requests(measured: Measured, run: EngineRun, scored: NDArray[np.bool_]) -> dict[str, dict[str, Figure]]:
@@ -305,7 +309,8 @@ def _compare_requests(measured: Measured, run: EngineRun, scored: NDArray[np.boo
 
     def figure(metric: str, name: str) -> Figure:
         pair = _statistic(theirs[metric][scored], name), _statistic(ours[metric][scored], name)
-        return Figure(*pair, _error_pct(*pair[::-1]), LIMITS_PCT.get(name) if metric in JUDGED else None)
+        is_judged = metric in JUDGED and not math.isnan(pair[0])  # no request of one token has a TPOT
+        return Figure(*pair, _error_pct(*pair[::-1]), LIMITS_PCT.get(name) if is_judged else None)
 
     return {metric: {name: figure(metric, name) for name in STATISTICS} for metric in DEFINITIONS}
 
@@ -322,7 +327,7 @@ def _compare_clocks(measured: Measured, run: EngineRun, server: ServerRun) -> Se
     for metric in JUDGED:
         counted = _counted(metric, measured, run)
         weight = None
-        if metric == "tpot_ms" and server.of_tokens:  # a mean over tokens: each request has output - 1 of them
+        if server.names[metric] == "itl":  # a mean over tokens: each request has output - 1 of them
             weight = np.maximum(measured.requests.output_tokens - 1.0, 0.0)
         seen = np.where(counted, simulated[metric], np.nan)
         quantiles = {

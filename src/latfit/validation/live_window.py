@@ -8,18 +8,17 @@ the start follow from Little's law. See docs/theory/planning.md, "Watched server
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from latfit.errors import BadInput
-from latfit.metrics import Interval, Reading, between, or_zero, read_state, tpot_ms
+from latfit.metrics import Interval, Reading, between, or_zero, tpot_ms
 from latfit.simulation import EngineSettings, StepCosts, serve
 from latfit.stats import FloatArray
-from latfit.trace import WATCHED, Trace, open_source
+from latfit.trace import WATCHED, Trace
 from latfit.units import format_ms, number
 from latfit.validation.compare import finite_mean
 from latfit.validation.measured import Measured
@@ -154,10 +153,10 @@ def is_watched(provenance: Mapping[str, Any]) -> bool:
     return provenance.get("source") == WATCHED and "texts_at_s" in provenance
 
 
-def watched(trace: Trace, before: str | Path, after: str | Path, source: str, seed: int = 0) -> Measured:
-    """Reconstruct the load between two `/metrics` texts from windows; token times are NaN. Raises BadInput."""
+def watched(trace: Trace, counted: Interval, source: str, seed: int = 0) -> Measured:
+    """Reconstruct the load that a server counted from windows; token times are NaN. Raises BadInput."""
     begin_s, end_s = _texts_at(trace, source)
-    seen = Interval(read_state(open_source(before)), read_state(open_source(after)), max(end_s - begin_s, 1e-3))
+    seen = replace(counted, seconds=max(end_s - begin_s, 1e-3))
     rng = np.random.default_rng(seed)
     came_s = _arrivals(trace, seen, begin_s, rng)
     under_way = max(0.0, or_zero(seen.first.running) + or_zero(seen.first.waiting))

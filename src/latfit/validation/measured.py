@@ -102,14 +102,20 @@ def starts_of(provenance: Mapping[str, Any], trace: Trace | None = None) -> list
 
 
 def during(trace: Trace, measured: Measured) -> NDArray[np.bool_]:
-    """Mark the steps (n,) within the time of a measured run, ± EDGE_S; all if either has no times."""
+    """Mark the steps (n,) within the time of a measured run, ± EDGE_S; all if either has no times.
+
+    A log, which has no zone, has them at these minutes of any hour.
+    """
     kept = np.ones(len(trace), dtype=bool)
     if measured.began_s is None or "t_s" not in trace or "run" not in trace:
         return kept
-    named, t_s = np.asarray(trace["run"]).astype(str), trace.floats("t_s")
+    named, t_s, longest_s = np.asarray(trace["run"]).astype(str), trace.floats("t_s"), _span_s(measured) + 2 * EDGE_S
     for run, started_s in _started(trace.provenance).items():
-        at_s = started_s + t_s - measured.began_s
-        kept[named == run] = ((at_s >= -EDGE_S) & (at_s <= _span_s(measured) + EDGE_S))[named == run]
+        since_s = started_s + t_s - measured.began_s + EDGE_S
+        kept[named == run] = ((since_s >= 0) & (since_s <= longest_s))[named == run]
+    facts = facts_of(trace.provenance)
+    if facts.log_clock_s is not None and facts.runs == 1:  # the times of a second run begin again at zero
+        kept = (facts.log_clock_s[0] + t_s - measured.began_s + EDGE_S) % ZONES_S <= longest_s
     return kept
 
 

@@ -3,69 +3,60 @@
 Client, server and engine measure a request on three clocks: docs/theory/planning.md, "Validation".
 """
 
+import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from latfit.errors import BadInput
-from latfit.metrics import Buckets, Interval, ServerState, read_state
+from latfit.metrics import Interval, ServerState, read_state
 from latfit.trace import open_source
 
 TPOT = ("tpot", "itl")
 """In order of preference: `itl`, the gap between tokens, is a mean over tokens, not requests."""
-TIMES = ("ttft", "latency", *TPOT, "queue", "prefill", "inference")
 COUNTS = ("preemptions", "prefix_queries", "prefix_hits", "draft_tokens", "accepted_tokens")
 
 
 @dataclass(frozen=True, repr=False)
 class ServerRun:
-    """A run as a server counted it: histograms in ms by `TIMES`, counters by `COUNTS`, and settings.
+    """A run as a server counted it. started_s: creation of the counters in seconds since 1970; None if unpublished."""
 
-    started_s: creation of the counters in seconds since 1970; None if not published.
-    """
-
-    times: Mapping[str, Buckets]
-    counts: Mapping[str, float]
-    facts: Mapping[str, Any]
+    seen: Interval
     source: str
     started_s: float | None = None
 
     @property
     def requests(self) -> int:
-        return round(self.times["latency"].count)
+        return round(self.seen.seen("latency"))
 
     @property
-    def tpot(self) -> Buckets:
-        return next(self.times[name] for name in TPOT if name in self.times)
+    def counts(self) -> dict[str, float]:
+        return {name: self.seen.count(name) for name in COUNTS if name in self.seen.last.counters}
 
     @property
-    def of_tokens(self) -> bool:
-        """Whether TPOT is a mean over tokens, not requests."""
-        return TPOT[0] not in self.times
-
-    @property
-    def by_metric(self) -> dict[str, Buckets]:
-        return {"ttft_ms": self.times["ttft"], "tpot_ms": self.tpot, "latency_ms": self.times["latency"]}
+    def names(self) -> dict[str, str]:
+        """The histogram of each metric."""
+        tpot = next(name for name in TPOT if self.seen.seen(name) > 0)
+        return {"ttft_ms": "ttft", "tpot_ms": tpot, "latency_ms": "latency"}
 
     def server_ms(self) -> dict[str, float]:
-        return {metric: buckets.mean for metric, buckets in self.by_metric.items()}
+        return {metric: self.seen.mean(name) for metric, name in self.names.items()}
 
     @property
     def has_engine(self) -> bool:
-        return all(name in self.times for name in ("queue", "prefill", "inference"))
+        return all(self.seen.seen(name) > 0 for name in ("queue", "prefill", "inference"))
 
     def engine_ms(self) -> dict[str, float]:
         found = self.server_ms()
         if self.has_engine:
-            queue, prefill, inference = (self.times[name].mean for name in ("queue", "prefill", "inference"))
+            queue, prefill, inference = map(self.seen.mean, ("queue", "prefill", "inference"))
             found |= {"ttft_ms": queue + prefill, "latency_ms": queue + inference}
         return found
 
     def quantile_ms(self, metric: str, q: float) -> tuple[float, float]:
-        return self.by_metric[metric].bucket(q)
+        found = self.seen.histogram(self.names[metric])
+        return (math.nan, math.nan) if found is None else found.bucket(q)
 
 
 def read_server(after: str | Path, before: str | Path | None = None) -> ServerRun:
@@ -75,19 +66,16 @@ def read_server(after: str | Path, before: str | Path | None = None) -> ServerRu
     if last.fell_below(first):
         remedy = "Give the two texts of one server in their order; it may have started again in between."
         raise BadInput("its counters are below those of the text from before", where=str(after), remedy=remedy)
-    run = Interval(first, last, seconds=1.0)
-    histograms = {name: seen for name in TIMES if (seen := run.histogram(name)) is not None}
-    times = {name: seen for name, seen in histograms.items() if seen.count > 0}
+    seen = Interval(first, last, seconds=1.0)
     needed = {"TTFT": ("ttft",), "TPOT": TPOT, "latency": ("latency",)}
-    if missing := [text for text, names in needed.items() if not histograms.keys() & set(names)]:
+    if missing := [text for text, names in needed.items() if not last.histograms.keys() & set(names)]:
         found = f"{last.engine} publishes no histograms of {', '.join(missing)}"
         remedy = "Save all of /metrics, or measure with a load generator and compare with its result alone."
         raise BadInput(found, where=str(after), remedy=remedy)
-    if not all(times.keys() & set(names) for names in needed.values()):
+    if not all(any(seen.seen(name) > 0 for name in names) for names in needed.values()):
         found = "no request finished between the two texts" if before else "no finished request in it"
         raise BadInput(found, where=str(after), remedy="Save http://SERVER/metrics before and after the run.")
-    counts = {name: run.count(name) for name in COUNTS if name in last.counters}
-    return ServerRun(times, counts, last.facts, Path(after).name, _started_s(after))
+    return ServerRun(seen, Path(after).name, _started_s(after))
 
 
 _CREATED = re.compile(rb"\w{1,20}:\w{1,100}_created(?:\{[^}]{0,20000}\})?\s+(\d{1,12}(?:\.\d{1,20})?(?:e\+\d\d)?)\s*")

@@ -65,7 +65,7 @@ class TestTexts:
         assert found.quantile_ms("ttft_ms", 0.5) == (100.0, 250.0)
         assert found.quantile_ms("ttft_ms", 0.99) == (500.0, 1000.0)
         assert found.counts["preemptions"] == 3.0
-        assert found.facts == {"block_size": 16, "num_gpu_blocks": 600, "kv_capacity_tokens": 9600}
+        assert found.seen.last.facts == {"block_size": 16, "num_gpu_blocks": 600, "kv_capacity_tokens": 9600}
 
     def test_only_what_came_between_two_texts(self, tmp_path: Path) -> None:
         (tmp_path / "0.txt").write_text(text(TTFT[:1], TPOT[:1], LATENCY[:1]))
@@ -178,6 +178,27 @@ class TestSameStart:
         assert during(trace, self.run(self.NOON + 790)).tolist() == [False, False, True, False, False, False, False]
         assert during(trace, self.run(None)).all()
         assert during(self.STEPS, self.run(self.NOON + 790)).all()
+
+    def test_rows_of_a_log_are_those_of_these_minutes_of_an_hour(self) -> None:
+        """It has steps from 12:10 to 12:20 in some zone; the run takes a minute, two hours later by its clock."""
+        log = {"format": "vllm", "runs": 1, "log_clock_s": [12 * 3600 + 600.0, 12 * 3600 + 1200.0]}
+        steps = Trace({"t_s": np.linspace(0.0, 600.0, 7), "run": np.full(7, "1")}, log)
+        at = during(steps, self.run(self.NOON + 790 + 7200))
+        assert at.tolist() == [False, False, True, False, False, False, False]
+        two = Trace(steps.columns, {**log, "runs": 2})  # the second counts from its own start, which nothing tells
+        assert during(two, self.run(self.NOON + 790)).all()
+
+
+def test_a_mean_that_the_simulation_lacks_does_not_agree(tmp_path: Path) -> None:
+    """The server counted times per token of others' requests; those of the run have one token each."""
+    requests = make_requests([100.0 * i for i in range(40)], np.full(40, 50), np.ones(40, dtype=int))
+    run = serve(requests, COSTS, LIMITS)
+    seen = run.ttft_ms / 1e3
+    (tmp_path / "1.txt").write_text(text(seen, np.full(40, 0.01), seen, (run.seen_ms - requests.arrival_ms) / 1e3))
+    server = read_server(tmp_path / "1.txt")
+    found = validate(Measured(requests, run.first_ms, run.last_ms), COSTS, LIMITS, ValidationOptions(server=server))
+    assert [each.holds for each in found.clocks.values()] == [True, False, True]
+    assert not found.agrees
 
 
 AMX = MEASURED.with_name("vllm_amx")
