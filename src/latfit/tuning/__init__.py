@@ -5,18 +5,8 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.tuning.load import (
-        Answered as Answered,
-        send_load as send_load,
-        until_answered as until_answered,
-        warm_up as warm_up,
-    )
-    from latfit.tuning.process import (
-        TRACE_DIR as TRACE_DIR,
-        Engine as Engine,
-        recording as recording,
-        start_engine as start_engine,
-    )
-    from latfit.tuning.result import MAX_OTHER_CPUS as MAX_OTHER_CPUS, Run as Run, Tuning as Tuning
+    from latfit.tuning.load import Answered, send_load, until_answered, warm_up
+    from latfit.tuning.process import TRACE_DIR, Engine, recording, start_engine
+    from latfit.tuning.result import MAX_OTHER_CPUS, Run, Tuning
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)
