@@ -18,8 +18,6 @@ from latfit.planning import SchedulePlan
 TOGETHER, SCHEDULE, APART = "vllm-kubernetes.yaml", "vllm-schedule.yaml", "vllm-prefill-apart.yaml"
 DAY_MINUTES, DAY_S, MINUTE_S = 1440, 86_400.0, 60.0
 CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?: ([A-Za-z][\w+/-]*))?")
-TOLERANCE = 0.1  # relative; the autoscaler ignores smaller changes, unless its cluster says otherwise
-MAX_STEPS = 3  # that are listed
 
 
 def export(plan: PlanFacts, wanted: Wanted) -> Exported:
@@ -111,11 +109,6 @@ class Day:
     @property
     def most(self) -> int:
         return max(self.counts)
-
-    @property
-    def small_steps(self) -> list[str]:
-        around = zip(self.counts, [*self.counts[1:], self.counts[0]], strict=True)
-        return [f"from {a} to {b}" for a, b in sorted(set(around)) if 0 < b - a <= TOLERANCE * a][:MAX_STEPS]
 
 
 def plan_day(schedule: SchedulePlan, begin: int, fixed: int) -> Day:
