@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -31,16 +32,21 @@ LOAD = ["--rate", "40/s", "--lengths", "60:20", "--ttft", "200ms", "--tpot", "20
     ],
 )
 def test_a_dry_run_starts_nothing(command: str, started: str, in_tmp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
     assert run(["tune", *LOAD, "--dry-run", "--", *command.split()]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert f"Start: {started} 2." in told
     assert "20 req/s, 40 req/s, 80 req/s for 60 s each" in told
+    assert signal.getsignal(signal.SIGTERM) is before
     assert not [*in_tmp.iterdir()]
 
 
 def test_a_program_that_does_not_exist_leaves_no_folder(in_tmp: Path) -> None:
     assert run(["tune", *LOAD, "--", "no-such-engine", "--port", str(free_port())]) == 3
     assert not [*in_tmp.iterdir()]
+    (mine := in_tmp / "mine").mkdir()
+    assert run(["tune", *LOAD, "--out", "mine", "--", "no-such-engine", "--port", str(free_port())]) == 3
+    assert mine.is_dir()
 
 
 SLOS = LOAD[4:]

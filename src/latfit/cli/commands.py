@@ -325,7 +325,8 @@ def tune(request: requests.TuneRequest, output: OutputOptions) -> None:
         if not sys.stdin.readline():
             raise WrongUsage("the restart was not confirmed", where="stdin", remedy="Run it in a terminal.")
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the engine that was started ends, as by Ctrl-C
+    if not request.dry_run:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the engine that was started ends, as by Ctrl-C
     given: dict[str, Any] = {"token": os.environ.get(requests.ENGINE_TOKEN) or None, "restart": ask}
     found = answer("tune", replace(request, **given, progress=lambda text: note(text, quiet=output.silent)), output)
     if found.result.runs:

@@ -48,17 +48,27 @@ class Engine:
         """End the server and everything of its session: by SIGTERM, after this time by SIGKILL."""
         for kind in (signal.SIGTERM, signal.SIGKILL):
             until = time.monotonic() + patience_s
-            left = _of_session(self.process.pid)
+            left = self._left()
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, kind)
             while left and time.monotonic() < until:
-                self.process.poll()
                 time.sleep(POLL_S)
-                left = _of_session(self.process.pid)
+                left = self._left()
             if not left:
                 break
         self.process.wait()
+
+    def _left(self) -> set[int]:
+        """Return the processes of its session that still run; without /proc, at least the server."""
+        pids = {self.process.pid} if self.process.poll() is None else set()
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                # after the name in parentheses: state, parent, group, session
+                state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+                if int(session) == self.process.pid and state != "Z":
+                    pids.add(int(stat.parent.name))
+        return pids
 
 
 def start_engine(command: Sequence[str], log: Path, environment: Mapping[str, str], url: str) -> Engine:
@@ -83,18 +93,6 @@ def start_engine(command: Sequence[str], log: Path, environment: Mapping[str, st
                 f"cannot be started: {error.strerror}", where=command[0], remedy="Check the command after --."
             ) from None
     return Engine(process, log)
-
-
-def _of_session(session: int) -> list[int]:
-    """Return the processes of a session that still run."""
-    pids = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            # after the name in parentheses: state, parent, group, session
-            state, _, _, theirs = stat.read_text().rpartition(")")[2].split()[:4]
-            if int(theirs) == session and state != "Z":
-                pids.append(int(stat.parent.name))
-    return pids
 
 
 @contextmanager
