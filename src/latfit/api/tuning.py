@@ -307,8 +307,7 @@ class Loop:
                     answers, others = self.send_at(model, requests, at)
                     if (others or 0.0) > MAX_OTHER_CPUS:
                         self.tell("Other programs kept the machine busy: sending them again")
-                        known = self.written_steps()
-                        del recorder.rows[windows:]
+                        known, recorder.keep_rows = self.written_steps(), windows
                         answers, others = self.send_at(model, requests, at)
                     known, before = self.written_steps(), known
                     single |= known - before
@@ -326,18 +325,18 @@ class Loop:
         self.traces += sorted(single) or ([recorder.out] if is_busy else [])
 
     def written_steps(self) -> set[Path]:
-        """Wait until the plug-in has written all steps so far; return its files."""
-        if self.command:
+        """Wait until the plug-in, if one made the folder, has written all steps so far; return its files."""
+        if self.step_folder.exists():
             time.sleep(SAVED_S + WRITTEN_WITHIN_S)
         return set(self.step_folder.glob("*.parquet"))
 
     def send_at(self, model: str, requests: Requests, at: float) -> tuple[list[Answered], float | None]:
         """Send requests; return the answers, and the share of the CPUs that other programs used."""
         self.tell(f"Sending {len(requests):,} requests at {format_rate(at)}")
-        watch = LoadWatch(1)
+        watch = LoadWatch()
         answers = self.send(model, requests)
         seen = watch() if self.command else None
-        return answers, None if seen is None else seen.other_cpus / (seen.spare_cpus + 1)
+        return answers, None if seen is None else seen.share
 
     def draw_requests(self, share: float, replication: int) -> Requests:
         load = self.load.at_rate(share * self.load.rate)
@@ -499,6 +498,7 @@ def tune(request: TuneRequest) -> Tuned:
     if find_spec("aiohttp") is None:
         remedy = "Install it: pip install 'latfit[live]'."
         raise HardwareMissing("aiohttp is not installed", where="latfit tune", remedy=remedy)
+    is_new = not loop.out.exists()
     loop.out.mkdir(parents=True, exist_ok=True)
     try:
         loop.measure(["", "as started", ""], STAGES)
@@ -511,7 +511,8 @@ def tune(request: TuneRequest) -> Tuned:
         raise Interrupted("interrupted", where=str(loop.out), remedy="Its traces and logs are kept.") from None
     except LatfitError:
         with suppress(OSError):
-            loop.out.rmdir()  # if there is nothing in it
+            if is_new:
+                loop.out.rmdir()  # if there is nothing in it
         raise
     loop.choose()
     found = Tuned(loop.result(), loop.plan, loop.fit, loop.validated())

@@ -1,9 +1,8 @@
 """Run policies at several loads on executors of this machine, and compare each run with its simulation."""
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,17 +15,19 @@ from latfit.live.replay import (
     Compared,
     Driven,
     at_speed,
-    compare_run,
     draw_speeds,
     drive,
     measure_executors,
+    numbers_of,
+    predicted_ranges,
     probe,
+    slowdown,
     speed_levels,
 )
 from latfit.live.steps import DecodeSteps
 from latfit.planning import promised_by_batches
 from latfit.policies import POLICIES, named_policy
-from latfit.profiling import model_shape
+from latfit.profiling import model_shape, usable_cpus
 from latfit.queueing import solve_optimal
 from latfit.simulation import Options, Serving, SimResult, System, measured_path, path_times, simulate
 from latfit.stats import FloatArray
@@ -43,7 +44,7 @@ SIDE_LARGEST = 4
 
 def stand_ins(model: str, launch_ms: float, max_batch: int) -> list[Executor]:
     """Return executors of decode steps in two processes, a core each."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = usable_cpus()
     if len(cores) < 2:
         raise HardwareMissing("two paths need two cores, and there is one", remedy="Use a machine with two cores.")
     refuse(not 1 <= max_batch <= 1024, f"batches of up to {max_batch}", "--set max_batch", "Give 1 to 1024.")
@@ -84,30 +85,43 @@ class Bench:
         use = np.array([expected.utilisation[path.name] for path in system.paths])
         probe_s, rng = max(self.lasts_s / 8, MIN_PROBE_S), np.random.default_rng([seed, 1])
 
-        tries: list[tuple[Driven, FloatArray]] = []
-        while not tries or (tries[-1][0].others > MAX_OTHERS and len(tries) < TRIES):
+        tries: list[tuple[float, Driven, FloatArray]] = []
+        while not tries or (tries[-1][0] > MAX_OTHERS and len(tries) < TRIES):
             before, others_before = await probe(executors, typical, probe_s, rng, use)
-            driven = await drive(executors, system, policy, arrive, int(WARM * count))
+            driven, others = await drive(executors, system, policy, arrive, int(WARM * count))
             after, others_after = await probe(executors, typical, probe_s, rng, use)
             levels = np.concatenate([speed_levels(batches, system) for batches in (before, after)])
-            tries.append((replace(driven, others=max(driven.others, others_before, others_after)), levels))
-        driven, levels = min(tries, key=lambda each: each[0].others)
+            tries.append((max(others, others_before, others_after), driven, levels))
+        others, driven, levels = min(tries, key=lambda each: each[0])
         speed = levels.mean(axis=0)
         predicted = await asyncio.to_thread(predict, speed, REPLICATIONS)
         speeds = draw_speeds(levels, SPEEDS, np.random.default_rng([seed, 3]))
         drawn = [await asyncio.to_thread(predict, each, RUNS_PER_SPEED, seed + k) for k, each in enumerate(speeds)]
-        run = compare_run(driven, levels, predicted, rate / self.capacity, system, drawn)
-        slower = np.array([run.slower.get(path.name, 1.0) for path in system.paths])
-        at_own = await asyncio.to_thread(predict, speed * slower, REPLICATIONS // 2)
-        run = replace(run, at_own_speed_ms={name: float(at_own.latency[name].value) for name in STATISTICS})
-        if name != "gpu-only":
-            return run
-        profile = HardwareProfile({self.main.name: self.main})
-        slowest = float(np.max(levels))
-        promise = await asyncio.to_thread(promised_by_batches, profile, rate, 0.99, slowest)
-        if promise is None or promise.interval is None or promise.doubts:
-            return run
-        return replace(run, promised_p99_ms=promise.interval[1])
+        slower = slowdown(driven.batches, at_speed(system, speed))
+        own = speed * np.array([slower.get(path.name, 1.0) for path in system.paths])
+        at_own = await asyncio.to_thread(predict, own, REPLICATIONS // 2)
+        promise = None
+        if name == "gpu-only":
+            profile = HardwareProfile({self.main.name: self.main})
+            promise = await asyncio.to_thread(promised_by_batches, profile, rate, 0.99, float(np.max(levels)))
+        result = driven.result
+        before_and_after = zip(system.paths, levels.reshape(2, 2, -1).mean(axis=1).T.tolist(), strict=True)
+        return Compared(
+            result.policy,
+            rate / self.capacity,
+            result.rate_per_s,
+            result.requests,
+            numbers_of(result),
+            numbers_of(predicted) | {"range_ms": predicted_ranges(drawn)},
+            others,
+            driven.late_ms,
+            driven.failed,
+            {path.name: (first, last) for path, (first, last) in before_and_after},
+            slower,
+            {name: float(at_own.latency[name].value) for name in STATISTICS},
+            float(result.latency["p99"].low),
+            None if promise is None or promise.interval is None or promise.doubts else promise.interval[1],
+        )
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from latfit.live.router import Router, RouterOptions
 from latfit.live.waiting import Request
 from latfit.model import FitResult
 from latfit.policies import Policy
-from latfit.profiling import LoadWatch, usable_cpus
+from latfit.profiling import LoadWatch
 from latfit.simulation import SimResult, System, measured_result, measured_run
 from latfit.stats import FloatArray
 from latfit.trace import Trace
@@ -69,7 +69,7 @@ async def probe(
     MIN_USE; None for all of it. Raises ExecutorFailed if fewer than two batches of an executor came back.
     """
     shares = np.clip(np.ones(len(executors)) if use is None else use, MIN_USE, 1.0).tolist()
-    watch = LoadWatch(0)
+    watch = LoadWatch()
     with short_pauses(none=True):
         each = zip(executors, times, shares, strict=True)
         measured = await asyncio.gather(*(_probe_executor(*one, 1000 * duration_s, rng) for one in each))
@@ -108,7 +108,7 @@ async def _probe_executor(
 
 def _others_share(watch: LoadWatch) -> float:
     load = watch()
-    return 0.0 if load is None else load.other_cpus / len(usable_cpus())
+    return 0.0 if load is None else load.share
 
 
 def _nothing_served(what: str, where: str) -> ExecutorFailed:
@@ -138,7 +138,6 @@ async def measure_executors(executors: Sequence[Executor], duration_s: float, se
 @dataclass(frozen=True, eq=False)
 class Driven:
     result: SimResult
-    others: float  # share of the cores that others used
     late_ms: float  # 99th percentile of how late requests were sent
     failed: int  # requests that ended with an error
     batches: Batches
@@ -198,41 +197,14 @@ class Compared:
         return asdict(self) | {"promise_kept": self.promise_kept, "agrees": self.agrees}
 
 
-def compare_run(
-    driven: Driven,
-    levels: FloatArray,
-    predicted: SimResult,
-    load: float,
-    system: System,
-    drawn: Sequence[SimResult],
-) -> Compared:
-    """Compare a run with simulations of its arrivals.
-
-    levels: T over the fitted T (4, paths), in either half of the probes before and after the run.
-    """
-    result = driven.result
-    names = [path.name for path in system.paths]
+def predicted_ranges(drawn: Sequence[SimResult]) -> dict[str, tuple[float, float]]:
+    """Return where each statistic of a run lies in RANGE of the simulated runs."""
     low, high = np.quantile([each.whole for result in drawn for each in result.summaries], RANGE, axis=0)
-    statistics = [name for name, _ in result.latency.items()]
-    ranges = {name: (float(low[k]), float(high[k])) for k, name in enumerate(statistics) if name in STATISTICS}
-    before_and_after = levels.reshape(2, 2, -1).mean(axis=1).T.tolist()
-    return Compared(
-        result.policy,
-        load,
-        result.rate_per_s,
-        result.requests,
-        _numbers(result),
-        _numbers(predicted) | {"range_ms": ranges},
-        driven.others,
-        driven.late_ms,
-        driven.failed,
-        {name: (before, after) for name, (before, after) in zip(names, before_and_after, strict=True)},
-        _slowdown(driven.batches, at_speed(system, levels.mean(axis=0))),
-        lowest_p99_ms=float(result.latency["p99"].low),
-    )
+    names = [name for name, _ in drawn[0].latency.items()]
+    return {name: (float(low[k]), float(high[k])) for k, name in enumerate(names) if name in STATISTICS}
 
 
-def _numbers(result: SimResult) -> dict[str, Any]:
+def numbers_of(result: SimResult) -> dict[str, Any]:
     return {
         "latency_ms": {name: float(result.latency[name].value) for name in STATISTICS},
         "throughput_per_s": result.throughput_per_s,
@@ -261,7 +233,7 @@ def draw_speeds(levels: FloatArray, count: int, rng: np.random.Generator) -> Flo
     return speeds
 
 
-def _slowdown(batches: Batches, system: System) -> dict[str, float]:
+def slowdown(batches: Batches, system: System) -> dict[str, float]:
     pairs = zip(system.paths, batches, strict=True)
     return {path.name: float(T.sum() / np.sum(path.mean_ms[B.astype(int)])) for path, (B, T) in pairs if len(B)}
 
@@ -273,8 +245,11 @@ def at_speed(system: System, factors: FloatArray) -> System:
 
 async def drive(
     executors: Sequence[Executor], system: System, policy: Policy, arrive_ms: FloatArray, warm: int = 0
-) -> Driven:
-    """Send requests at moments (n,), in ms. warm: the first that counts."""
+) -> tuple[Driven, float]:
+    """Send requests at moments (n,), in ms; return also the share of the cores that others used.
+
+    warm: the first request that counts.
+    """
     times = [path.typical_ms[1:] for path in system.paths]
     router = Router(executors, times, policy, RouterOptions(most_waiting=len(arrive_ms) + 1))
     ended: list[Request] = []
@@ -289,7 +264,7 @@ async def drive(
         tasks.append(loop.create_task(router.submit(None, arrived_s=moment_s)))
 
     with short_pauses(none=True):  # a run keeps all its requests in memory, unlike a server
-        watch, start_ms = LoadWatch(0), time.monotonic() * 1000 + 50.0
+        watch, start_ms = LoadWatch(), time.monotonic() * 1000 + 50.0
         for moment_s in ((start_ms + arrive_ms) / 1000).tolist():
             loop.call_at(moment_s, submit, moment_s)
         while len(tasks) < len(arrive_ms):
@@ -311,7 +286,7 @@ async def drive(
     }
     result = measured_result(policy, system, measured_run(columns, system, warm))
     batches = [_batches(served[warm:], name) for name in names]
-    return Driven(result, others, 1000 * float(np.quantile(late_s, 0.99)), router.failed, batches)
+    return Driven(result, 1000 * float(np.quantile(late_s, 0.99)), router.failed, batches), others
 
 
 def _batches(served: Sequence[Request], path: str) -> tuple[FloatArray, FloatArray]:

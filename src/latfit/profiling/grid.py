@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latfit.errors import WrongUsage
+from latfit.errors import WrongUsage, refuse
 from latfit.profiling.devices.device import PRECISIONS, Device
 from latfit.profiling.sampler import SAMPLES_PER_VISIT, VISITS_AT_LEAST
 from latfit.profiling.shapes import PARTS, ModelShape, StepShape, step_flops
@@ -57,16 +57,13 @@ class ProfileRequest:
             ("--set design", self.design, DESIGNS),
             ("--set kernel", self.part, PARTS),
         ):
-            if value not in known:
-                raise WrongUsage(f"{value!r} is not known", where=option, remedy=f"Choose one of {', '.join(known)}.")
-        if not 0 < self.precision < 1:
-            found = f"{self.precision} is no relative precision"
-            raise WrongUsage(found, where="--precision", remedy="Write 0.03 for ±3 %.")
-        if self.threads is not None and self.threads < 1:
-            raise WrongUsage(f"{self.threads} threads is too few", where="--threads", remedy="Ask for 1 or more.")
-        if self.processes is not None and not 1 <= self.processes <= MAX_PROCESSES:
-            found = f"{self.processes} processes"
-            raise WrongUsage(found, where="--processes", remedy=f"Ask for 1 to {MAX_PROCESSES}.")
+            refuse(value not in known, f"{value!r} is not known", option, f"Choose one of {', '.join(known)}.")
+        no_share = not 0 < self.precision < 1
+        refuse(no_share, f"{self.precision} is no relative precision", "--precision", "Write 0.03 for ±3 %.")
+        few = self.threads is not None and self.threads < 1
+        refuse(few, f"{self.threads} threads is too few", "--threads", "Ask for 1 or more.")
+        wrong = self.processes is not None and not 1 <= self.processes <= MAX_PROCESSES
+        refuse(wrong, f"{self.processes} processes", "--processes", f"Ask for 1 to {MAX_PROCESSES}.")
         if self.grid is not None:
             parse_grid(self.grid, self.contexts)
 
@@ -149,28 +146,25 @@ def parse_grid(
         raise WrongUsage(f"{text!r} is not a list for B and one for S", where="--grid", remedy=remedy)
     axes = {parts[place]: sorted(parse_contexts(parts[place + 1].rstrip(","), "--grid", remedy)) for place in (1, 3)}
     pairs = [(B, S) for B in axes["B"] for S in axes["S"] if S >= B >= 1]
-    if not pairs or min(axes["B"] + axes["S"]) < 1:
-        found = f"{text!r}: no pair has S >= B, and every request computes at least one token"
-        raise WrongUsage(found, where="--grid", remedy=remedy)
+    none = not pairs or min(axes["B"] + axes["S"]) < 1
+    found = f"{text!r}: no pair has S >= B, and every request computes at least one token"
+    refuse(none, found, "--grid", remedy)
     cells = {
         StepShape(B, context) if S == B else StepShape(B - 1, context if B > 1 else 0, (S - B + 1,), (before,)): None
         for context in contexts
         for before in histories
         for B, S in pairs
     }
-    if len(cells) > MAX_CELLS:
-        raise WrongUsage(f"{len(cells)} cells, more than {MAX_CELLS}", where="--grid", remedy=remedy)
+    refuse(len(cells) > MAX_CELLS, f"{len(cells)} cells, more than {MAX_CELLS}", "--grid", remedy)
     return list(cells)
 
 
 def parse_contexts(text: str, option: str = "--context", remedy: str = "Write it like 128,512.") -> tuple[int, ...]:
     """Return the numbers of `128,512`, up to MAX_TOKENS. Raises WrongUsage."""
-    if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text, re.ASCII):
-        raise WrongUsage(f"{text!r} is not a list of whole numbers", where=option, remedy=remedy)
+    is_list = re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text, re.ASCII)
+    refuse(not is_list, f"{text!r} is not a list of whole numbers", option, remedy)
     values = tuple(dict.fromkeys(int(number) for number in text.split(",")))
-    if max(values) > MAX_TOKENS:
-        found = f"{max(values)} tokens are too many, at most {MAX_TOKENS}"
-        raise WrongUsage(found, where=option, remedy=remedy)
+    refuse(max(values) > MAX_TOKENS, f"{max(values)} tokens are too many, at most {MAX_TOKENS}", option, remedy)
     return values
 
 

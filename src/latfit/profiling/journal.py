@@ -5,7 +5,7 @@ It is locked while the run lives, and removed by a finished run.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from latfit.files import file_system_errors, lock, open_own, sync_folder
 from latfit.inputs import decode_json, unreadable
 from latfit.profiling.grid import ProfileRequest
 from latfit.profiling.result import PathRecord, Sample
-from latfit.profiling.sampler import Keep
 from latfit.provenance import utc_now
 
 SCHEMA = "latfit.journal/1"
@@ -82,14 +81,10 @@ class Journal:
         self.paths[path] = record
         self._write({"path": path, "cells": record.cells, "grid": record.grid})
 
-    def keep(self, path: int) -> Keep:
-        """Return the function that writes every visit on `path`."""
-
-        def write(samples: Sequence[Sample], too_large: Sequence[tuple[int, str]], elapsed_s: float) -> None:
-            self._write({"path": path, "samples": samples, "too_large": too_large, "elapsed_s": elapsed_s})
-            self.paths[path].samples += samples
-
-        return write
+    def keep(self, path: int, samples: Sequence[Sample], too_large: Mapping[int, str], elapsed_s: float) -> None:
+        """Write a visit, which the sampler then adds to the record of the path."""
+        visit = {"samples": samples, "too_large": list(too_large.items()), "elapsed_s": elapsed_s}
+        self._write({"path": path, **visit})
 
     def close(self, *, finished: bool, stored: bool = True) -> None:
         """Remove the journal of a finished run, else leave it. stored: the trace has the same steps."""
@@ -145,5 +140,5 @@ class Journal:
             if any(not 0 <= sample.cell < len(record.cells) for sample in visit.samples):
                 raise ValueError("a sample of no cell")
             record.samples += visit.samples
-            record.too_large += visit.too_large
+            record.too_large |= visit.too_large
             record.elapsed_s = max(record.elapsed_s, visit.elapsed_s)

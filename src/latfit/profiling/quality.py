@@ -42,8 +42,9 @@ def find_warnings(
     """Return what makes a profile less certain; the adaptive design leaves out cells on purpose. device: its facts."""
     found = []
     threads, most = device.get("threads"), sensible_threads()
-    if load is not None and load.other_cpus > load.spare_cpus + MAX_OTHER_CPUS:
-        found.append(message("other_load", others=load.other_cpus, spare=load.spare_cpus))
+    spare = 0.0 if load is None else max(0.0, load.cpus - (threads or most))
+    if load is not None and load.other_cpus > spare + MAX_OTHER_CPUS:
+        found.append(message("other_load", others=load.other_cpus, spare=spare))
     elif device.get("threads_idle") and threads and threads < most:
         found.append(message("busy_cpus", threads=threads, most=most))
     elif symptoms := find_symptoms(result):

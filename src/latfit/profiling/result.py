@@ -46,12 +46,12 @@ class Limit:
 
 
 class PathRecord(msgspec.Struct):
-    """State of the run on one path. too_large: (cell, message) of cells without memory."""
+    """State of the run on one path. too_large: the message by the number of a cell without memory."""
 
     cells: list[StepShape]
     grid: dict[str, Any] = {}
     samples: list[Sample] = []
-    too_large: list[tuple[int, str]] = []
+    too_large: dict[int, str] = {}
     elapsed_s: float = 0.0
 
 

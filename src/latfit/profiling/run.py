@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -26,7 +27,6 @@ from latfit.profiling.host.machine import (
     find_sensor_warnings,
     machine_facts,
     read_sensors,
-    sensible_threads,
 )
 from latfit.profiling.journal import Journal
 from latfit.profiling.quality import find_warnings
@@ -144,10 +144,10 @@ def _measure_path(
     if request.design == "adaptive":
         cost = StepCost(*record.grid["pilot"])
         order = order_by_information(record.cells, [cost.step_ms(shape, cell) for cell in record.cells])
-    load = LoadWatch(threads or sensible_threads())
+    load = LoadWatch()
     warnings: list[Message] = []
     record.elapsed_s += first.now_s() - start_s
-    keep = journal.keep(number) if journal else None
+    keep = partial(journal.keep, number) if journal else None
     try:
         result = run_profile(
             devices,

@@ -5,7 +5,7 @@ that drift stays visible.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,8 +35,8 @@ class Progress:
     cell: StepShape
 
 
-Keep = Callable[[Sequence[Sample], Sequence[tuple[int, str]], float], None]
-"""Called with a visit's samples, (cell, message) if the cell was too large, and the seconds used so far."""
+Keep = Callable[[Sequence[Sample], Mapping[int, str], float], None]
+"""Called with a visit's samples, why the cell was too large if so, and the seconds used so far."""
 
 
 def count_warmup(times_ms: Sequence[float]) -> int:
@@ -53,11 +53,10 @@ class Sampler:
 
     def __init__(self, devices: Sequence[Device], record: PathRecord, budget_s: float, precision: float) -> None:
         self.devices, self.cells = tuple(devices), tuple(record.cells)
+        self.samples, self.too_large = record.samples, record.too_large
         self.budget_s, self.precision = budget_s, precision
         self.keep: Keep | None = None
         self.progress: Callable[[Progress], None] | None = None
-        self.samples: list[Sample] = list(record.samples)
-        self.limits = {index: Limit(self.cells[index], message) for index, message in record.too_large}
         self.done: set[int] = set()
         self.current = 0
         self.prepare_s = 0.0
@@ -79,10 +78,10 @@ class Sampler:
 
     @property
     def is_complete(self) -> bool:
-        return len(self.done) + len(self.limits) >= len(self.cells)
+        return len(self.done) + len(self.too_large) >= len(self.cells)
 
     def find_anchor(self) -> int:
-        return min(range(len(self.cells)), key=lambda index: (index in self.limits, self.quickest_ms[index]))
+        return min(range(len(self.cells)), key=lambda index: (index in self.too_large, self.quickest_ms[index]))
 
     def visit_in_rounds(self, seed: int, first: Iterable[int]) -> bool:
         """Visit the cells until all are precise (True) or the time is spent. first: the first order."""
@@ -101,7 +100,7 @@ class Sampler:
         return True
 
     def _visit_if_open(self, index: int, anchor: int) -> None:
-        is_open = index not in self.limits and (index not in self.done or index == anchor)
+        is_open = index not in self.too_large and (index not in self.done or index == anchor)
         if is_open and self.has_time(index, 2):
             self.visit(index)
 
@@ -111,7 +110,7 @@ class Sampler:
         started_s = self.elapsed_s()
         starts_s: list[float] = []
         times_ms: list[float] = []
-        too_large: list[tuple[int, str]] = []
+        too_large: dict[int, str] = {}
         try:
             self.devices[turn].prepare(self.cells[index])
             prepare_s = self.elapsed_s() - started_s
@@ -130,8 +129,7 @@ class Sampler:
                     worth = math.ceil(prepare_s * 1e3 / self.quickest_ms[index])
                     wanted = min(max(SAMPLES_PER_VISIT, worth), MAX_SAMPLES_PER_VISIT)
         except DeviceOutOfMemory as error:
-            self.limits[index] = Limit(self.cells[index], str(error))
-            too_large.append((index, str(error)))
+            too_large[index] = str(error)
         finally:
             warmup = min(count_warmup(times_ms), max(len(times_ms) - 1, 1))  # at least the last of several steps counts
             process = self._processes_before + turn
@@ -139,24 +137,25 @@ class Sampler:
                 Sample(index, self.visits[index], t_s, T_ms, number < warmup, process)
                 for number, (t_s, T_ms) in enumerate(zip(starts_s, times_ms, strict=False))
             ]
-            self.samples += rows
-            for row in rows:
-                self._count(row)
             if self.keep:
                 self.keep(rows, too_large, self.elapsed_s())
+            self.samples += rows
+            self.too_large |= too_large
+            for row in rows:
+                self._count(row)
         self.visits[index] += 1
-        if self.visits[index] >= max(VISITS_AT_LEAST, len(self.devices)) and index not in self.limits:
+        if self.visits[index] >= max(VISITS_AT_LEAST, len(self.devices)) and index not in self.too_large:
             interval = median_interval(np.array(self._times[index], dtype=np.float64))
             if interval.relative_half_width <= self.precision:
                 self.done.add(index)
         if self.progress:
-            left, counts = len(self.cells) - len(self.limits), (len(self.done), len(self.samples))
+            left, counts = len(self.cells) - len(self.too_large), (len(self.done), len(self.samples))
             self.progress(Progress(self.elapsed_s(), self.budget_s, left, *counts, self.cells[index]))
 
     def result(self, stop: StopReason) -> ProfileResult:
-        samples, limits = tuple(self.samples), tuple(self.limits.values())
+        limits = tuple(Limit(self.cells[index], message) for index, message in self.too_large.items())
         return ProfileResult(
-            *(self.cells, samples, limits, stop, self.elapsed_s(), self.budget_s, self.precision),
+            *(self.cells, tuple(self.samples), limits, stop, self.elapsed_s(), self.budget_s, self.precision),
             prepare_s=self.prepare_s,
         )
 

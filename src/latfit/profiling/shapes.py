@@ -58,9 +58,6 @@ class ModelShape:
     def weight_bytes(self) -> int:
         return self.parameters * self.dtype_bytes
 
-    def cache_bytes(self, tokens: int) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.activation_bytes * tokens
-
     @property
     def activation_bytes(self) -> int:
         """Bytes of a number outside the weights: 8-bit weights meet 16-bit activations."""
@@ -138,8 +135,8 @@ def step_flops(shape: ModelShape, cell: StepShape) -> float:
 def step_bytes(shape: ModelShape, cell: StepShape) -> int:
     """Return the memory of a step besides the weights: cache, and activations of the widest layer."""
     widths = 3 * shape.hidden + 2 * shape.qkv_width + shape.query_width + 3 * shape.intermediate
-    activations = (cell.S * widths + cell.B * shape.vocab) * shape.activation_bytes
-    return shape.cache_bytes(cell.cache_tokens) + activations
+    cached = 2 * shape.layers * shape.kv_heads * shape.head_dim * cell.cache_tokens
+    return (cached + cell.S * widths + cell.B * shape.vocab) * shape.activation_bytes
 
 
 def check_fits(shape: ModelShape, free_bytes: int | None) -> None:

@@ -55,7 +55,7 @@ def test_the_verdict_counts_runs_and_leaves_disturbed_ones_out() -> None:
 def test_every_request_of_a_drive_is_counted() -> None:
     system = System(linear_path("cpu", 0.5, 0.1, 8))
     arrive = np.cumsum(np.full(300, 0.5))
-    driven = asyncio.run(drive([ThreadExecutor("cpu", list, 8)], system, gpu_only(Limits(8)), arrive))
+    driven, _ = asyncio.run(drive([ThreadExecutor("cpu", list, 8)], system, gpu_only(Limits(8)), arrive))
     assert driven.result.requests == 300
     assert driven.failed == 0
     assert driven.result.summaries[0].counted == 300

@@ -17,7 +17,7 @@ class TestFacts:
         facts = machine.machine_facts()
         assert facts["governor"] is facts["cpu_quota"] is facts["memory_bytes"] is None
         assert facts["cpu"]
-        assert machine.LoadWatch(1)() is None
+        assert machine.LoadWatch()() is None
         assert machine.sensible_threads() == len(machine.usable_cpus())
 
     @pytest.mark.parametrize(
@@ -44,13 +44,13 @@ class TestLoadWatch:
         """The reading between two (wall, busy, own)."""
         readings = iter(moments)
         monkeypatch.setattr(machine.LoadWatch, "_counters", lambda self: next(readings))
-        return machine.LoadWatch(threads=1)()
+        return machine.LoadWatch()()
 
     def test_others_are_busy_less_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         reading = self.planted(monkeypatch, (100.0, 50.0, 3.0), (110.0, 63.0, 8.0))
         assert reading is not None
         assert reading.other_cpus == pytest.approx(0.8)
-        assert reading.spare_cpus == len(machine.usable_cpus()) - 1
+        assert reading.share == pytest.approx(0.8 / len(machine.usable_cpus()))
 
     def test_work_of_child_processes_is_not_others(self) -> None:
         """A child that still runs, and its own child, compute for 0.4 s each; each says so by its own clock."""
@@ -60,7 +60,7 @@ class TestLoadWatch:
             f"subprocess.run([sys.executable, '-c', {compute!r}])\n"
             "print('done', flush=True); sys.stdin.read()"
         )
-        watch = machine.LoadWatch(1)
+        watch = machine.LoadWatch()
         before = watch._counters()
         with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
             assert child.stdout is not None

@@ -5,13 +5,15 @@ import pytest
 from scipy.stats import binom, kstest
 
 from latfit.messages import Message as LatfitWarning
-from latfit.profiling.host.machine import LoadReading
+from latfit.profiling.host.machine import LoadReading, sensible_threads
 from latfit.profiling.quality import compute_drift, find_symptoms, find_warnings
 from latfit.profiling.result import ProfileResult
 from tests.unit.profiling.fake_device import FakeDevice, FakeFaults
 from tests.unit.profiling.planted import CELLS, codes, fake, run_fake, saturation_ms
 
 RUNS = 100
+
+CPUS = sensible_threads()  # a device without a number of threads uses all
 
 
 def only(result: ProfileResult) -> LatfitWarning:
@@ -64,7 +66,7 @@ class TestLoad:
         return codes(run_fake(fake(), load=reading))
 
     def test_others_on_our_cores_are_flagged(self) -> None:
-        assert self.run(LoadReading(other_cpus=0.8, spare_cpus=0)) == {"busy_machine"}
+        assert self.run(LoadReading(other_cpus=0.8, cpus=CPUS)) == {"busy_machine"}
 
     def test_fewer_threads_than_cpus_are_flagged(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("latfit.profiling.quality.sensible_threads", lambda: 8)
@@ -74,15 +76,15 @@ class TestLoad:
             assert [each.code for each in find_warnings(result, None, device)] == found
 
     def test_others_on_spare_cores_are_not(self) -> None:
-        assert self.run(LoadReading(other_cpus=0.8, spare_cpus=1)) == set()
-        assert self.run(LoadReading(other_cpus=0.02, spare_cpus=0)) == set()
+        assert self.run(LoadReading(other_cpus=0.8, cpus=CPUS + 1)) == set()
+        assert self.run(LoadReading(other_cpus=0.02, cpus=CPUS)) == set()
         assert self.run(None) == set()
 
 
 def test_all_symptoms_are_one_warning_with_a_remedy_and_other_load_explains_them() -> None:
     faults = FakeFaults(hiccup_rate=0.05, drift_per_s=0.2)
     result = run_fake(fake(noise=0.1, faults=faults), budget_s=8.0, precision=0.001)
-    warnings = find_warnings(result, LoadReading(1.0, 0.0), {})
+    warnings = find_warnings(result, LoadReading(1.0, CPUS), {})
     assert [warning.code for warning in warnings] == ["busy_machine", "few_data"]
     unstable = only(result).message
     assert all(words in unstable for words in ("from start to end", "scatter", "1.5 times"))

@@ -81,7 +81,7 @@ class TestIdleThreads:
     def planted(self, monkeypatch: pytest.MonkeyPatch, busy: float | None) -> int:
         monkeypatch.setattr(machine, "usable_cpus", lambda: list(range(8)))
         monkeypatch.setattr(machine, "cpu_quota", lambda: None)
-        reading = None if busy is None else machine.LoadReading(busy, 0.0)
+        reading = None if busy is None else machine.LoadReading(busy, 8)
         monkeypatch.setattr(machine.LoadWatch, "__call__", lambda self: reading)
         return machine.idle_threads(0.0)
 

@@ -18,7 +18,7 @@ from latfit.api.tuning import Loop, Tuned
 from latfit.engines import engine_started_by
 from latfit.errors import BadInput
 from latfit.exporting import with_flags
-from latfit.metrics import Reading, ServerState
+from latfit.metrics import Reading, ServerState, Unanswered
 from latfit.profiling.host.machine import LoadReading
 from latfit.record import MetricsRecorder
 from latfit.tuning import Answered, Engine, Run, send_load, start_engine, until_answered
@@ -228,6 +228,7 @@ def test_steps_of_the_warm_up_and_of_a_disturbed_load_are_left_out(
         (tmp_path / "steps-0").mkdir(exist_ok=True)
         sent.append(Timer(0.1, (tmp_path / "steps-0" / f"{len(sent)}.parquet").touch))
         sent[-1].start()
+        recorder.take(Unanswered("busy"))  # a reading before the first window of the load
         recorder.rows.append({"idle": False, "load": len(sent) - 1})
         return [Answered(0.0, 0.0, 0.01, 0.1, 9, 9)]
 
@@ -246,9 +247,7 @@ def test_steps_of_the_warm_up_and_of_a_disturbed_load_are_left_out(
     monkeypatch.setattr("latfit.api.tuning.send_load", send)
     monkeypatch.setattr("latfit.api.tuning.warm_up", lambda warm: warm(0))
     monkeypatch.setattr("latfit.api.tuning.recording", recording)
-    monkeypatch.setattr(
-        "latfit.api.tuning.LoadWatch", lambda _: lambda: LoadReading(2.0 * (len(sent) == 3), spare_cpus=0.0)
-    )
+    monkeypatch.setattr("latfit.api.tuning.LoadWatch", lambda: lambda: LoadReading(2.0 * (len(sent) == 3), 1))
     monkeypatch.setattr(loop, "engine_up", engine_up)
     loop.measure(["", "as started"], [0.5, 1.0])
     assert len(sent) == 4

@@ -38,18 +38,9 @@ class RemoteDevice:
         self._opener, self._arguments, self._environment = opener, arguments, dict(environment or {})
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: Any = None
-        self._resting = False
-        self._about: dict[str, Any] = {}
+        self._resting = self._ends_with_parent = False
         self._asked = 0
         self._open()
-
-    @property
-    def name(self) -> str:
-        return str(self._about["name"])
-
-    @property
-    def path(self) -> str:
-        return str(self._about["path"])
 
     def __getattr__(self, method: str) -> Any:
         if method.startswith("_"):
@@ -68,7 +59,7 @@ class RemoteDevice:
 
     def rest(self) -> None:
         """Stop the child until its next call, unless it would then outlive this process."""
-        if self._child is not None and self._about.get("ends_with_parent"):
+        if self._child is not None and self._ends_with_parent:
             self._resting = True  # first: after Ctrl-C between the two a spare SIGCONT is harmless
             self._child.send_signal(signal.SIGSTOP)
 
@@ -105,7 +96,7 @@ class RemoteDevice:
         )
         theirs.close()
         try:
-            self._about = self._ask("open", self._opener, self._arguments)
+            self.name, self.path, self._ends_with_parent = self._ask("open", self._opener, self._arguments)
         except DeviceOutOfMemory as error:
             remedy = "Choose a smaller --model or fewer --processes."
             raise DeviceFailed(f"its process ended while it opened: {error}", where="device", remedy=remedy) from None
@@ -146,7 +137,7 @@ def serve(pipe: int) -> None:
             try:
                 if method == "open":
                     device = arguments[0](*arguments[1])
-                    answer: Any = {"name": device.name, "path": device.path, "ends_with_parent": ends_with_parent}
+                    answer: Any = device.name, device.path, ends_with_parent
                 else:
                     answer = getattr(device, method)(*arguments)
                 failed = False

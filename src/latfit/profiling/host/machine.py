@@ -68,18 +68,22 @@ def idle_threads(seconds: float = 0.3) -> int:
 
     Threads that share a CPU wait for each other at every barrier: two on one idle CPU were 20 times slower than one.
     """
-    watch = LoadWatch(0)
+    watch = LoadWatch()
     time.sleep(seconds)
     reading, most = watch(), sensible_threads()
-    return most if reading is None else max(1, min(most, round(len(usable_cpus()) - reading.other_cpus)))
+    return most if reading is None else max(1, min(most, round(reading.cpus - reading.other_cpus)))
 
 
 @dataclass(frozen=True)
 class LoadReading:
-    """Mean CPUs that others kept busy, and that were left idle for them."""
+    """Mean CPUs that others kept busy, of those that this process may run on."""
 
     other_cpus: float
-    spare_cpus: float
+    cpus: int
+
+    @property
+    def share(self) -> float:
+        return self.other_cpus / self.cpus
 
 
 class LoadWatch:
@@ -88,8 +92,7 @@ class LoadWatch:
     Others used what was busy on the usable CPUs, stolen time included, less this process and its children.
     """
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
+    def __init__(self) -> None:
         self._cpus = usable_cpus()
         self._start = self._counters()
 
@@ -101,7 +104,7 @@ class LoadWatch:
         wall, busy, own = (late - early for early, late in zip(self._start, end, strict=True))
         if wall < 0.2:  # the counters tick in hundredths of a second
             return None
-        return LoadReading(max(0.0, (busy - own) / wall), max(0.0, len(self._cpus) - self._threads))
+        return LoadReading(max(0.0, (busy - own) / wall), len(self._cpus))
 
     def _counters(self) -> tuple[float, float, float] | None:
         names = {f"cpu{number}" for number in self._cpus}
