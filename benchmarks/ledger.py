@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import latfit
+from latfit import reporting
 from latfit.api import add_to_ledger, ledger as read
 from latfit.errors import LatfitError
 from latfit.provenance import utc_now
-from latfit.reporting import Making, table_text, write_page
 
 DATA = Path(os.environ.get("LATFIT_DATA", "measured"))
 HEADROOM = 1.25
@@ -81,9 +81,9 @@ def main(smoke: bool = False, folder: Path | None = None) -> None:
         answer = read(ledger)
         print(answer.verdict, *answer.lines, sep="\n")
         for table in answer.tables():
-            print(table_text(table))
+            print(reporting.table.table_text(table))
         if folder is not None:
-            write_page(folder, answer.page(Making(made_at=utc_now())))
+            reporting.layout.write_page(folder, answer.page(reporting.layout.Making(made_at=utc_now())))
 
 
 if __name__ == "__main__":

@@ -200,12 +200,12 @@ TABLE: Mapping[str, Sequence[str]] = {
     "window_means": ("window_means", "{what}", "{remedy}"),
     "impossible_steps": (
         "outliers",
-        "{steps} far from those beside: {which}.",
+        "{steps} far from similar steps: {which}.",
         "Left out of the fit. Check how they were recorded (unit, clock, counters), or measure again.",
     ),
     "slow_steps": (
         "outliers",
-        "{steps} far slower than those beside: {which}.",
+        "{steps} far slower than similar steps: {which}.",
         "They count in the tail: where they should not, measure again, or leave them out with --drop outlier.",
     ),
     "stalls": (
@@ -288,7 +288,7 @@ TABLE: Mapping[str, Sequence[str]] = {
     "other_start": (
         "other_run",
         "The steps are of the engine that was started at {steps}, the run of the one started at {run}",
-        "Record and measure in one start: after another one, or beside other work, steps take another time.",
+        "Record and measure in one start: after another one, or next to other work, steps take another time.",
     ),
     "other_time": (
         "other_run",

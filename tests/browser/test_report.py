@@ -20,10 +20,10 @@ from latfit.api import serving
 from latfit.api.simulations import PolicySimulation
 from latfit.planning.plan import make_plan
 from latfit.planning.request import PlanOptions
-from latfit.reporting.fit.figures import draw_map
-from latfit.reporting.fit.page import LOAD_SLA_FACTORS, RATE_FACTORS, SLA_FACTORS, ReportInput, render
-from latfit.reporting.fit.plot_data import FitView
+from latfit.reporting.fit_figures import draw_map
 from latfit.reporting.layout import Making
+from latfit.reporting.page import LOAD_SLA_FACTORS, RATE_FACTORS, SLA_FACTORS, ReportInput, render
+from latfit.reporting.plot_data import FitView
 from latfit.reporting.style import new_figure, png
 from latfit.units import format_ms, format_rate
 from tests.unit.reporting.conftest import fit_of, machine, planted_ms, planted_rows, two_paths

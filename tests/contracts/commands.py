@@ -77,7 +77,7 @@ def outputs(folder: Path) -> dict[str, Any]:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        with patch.multiple("latfit.reporting.fit.page", **FEW_PLACES):
+        with patch.multiple("latfit.reporting.page", **FEW_PLACES):
             found = {name: _printed(name, arguments) for name, arguments in COMMANDS.items()}
         found |= {file: json.loads(Path(file).read_text()) for file in FILES}
         found["report page"] = _tables(Path("pages/report.html").read_text())

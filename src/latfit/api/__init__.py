@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from latfit.api.running.fronts import Replay as Replay, replay as replay, serve as serve
     from latfit.api.running.recording import (
         Recorded as Recorded,
-        RecordedFit as RecordedFit,
         fit_recording as fit_recording,
         record_passes as record_passes,
         record_server as record_server,

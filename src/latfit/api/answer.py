@@ -1,7 +1,7 @@
 """What verbs return: a verdict, tables, sentences and warnings."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,23 +21,28 @@ class Answer:
 
     result: Any
 
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
+        """What terminal, notebook and page show."""
+        raise NotImplementedError
+
     @property
     def verdict(self) -> str:
-        return ""
+        return self._shown.verdict
 
     @property
     def state(self) -> State:
-        return "good"
+        return self._shown.state
 
     @property
     def lines(self) -> Sequence[str]:
         """Sentences below the verdict."""
-        return []
+        return list(self._shown.lines)
 
     @property
     def details(self) -> Sequence[str]:
         """Sentences that only `--verbose` shows."""
-        return []
+        return list(self._shown.details)
 
     @property
     def warnings(self) -> "Sequence[Message]":
@@ -46,11 +51,12 @@ class Answer:
     @property
     def messages(self) -> "Sequence[Message | str]":
         """What limits the answer; a plain sentence is a warning."""
-        return self.warnings
+        return list(self._shown.messages)
 
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
+    def tables(self, *, brief: bool = False) -> "list[reporting.table.Table]":
         """brief: the few rows that fit a terminal."""
-        return []
+        shown = self._shown.brief if brief else self._shown.tables or self._shown.brief
+        return [table for table in shown if table.rows]
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of `--json`."""
@@ -64,7 +70,7 @@ class Answer:
 
     def summary(self) -> str:
         """Return the answer as the command prints it."""
-        tables = map(reporting.table_text, self.tables(brief=True))
+        tables = map(reporting.table.table_text, self.tables(brief=True))
         return "\n".join([self.verdict, *tables, *self.lines, *map(_labelled, self.messages)])
 
     def __repr__(self) -> str:
@@ -80,34 +86,23 @@ class Answer:
         except LatfitError:
             figure = None
         sentences = [*self.lines, *map(_labelled, self.messages)]
-        return reporting.card_html(self.verdict, self.state, self.tables(brief=True), sentences, figure)
+        return reporting.table.card_html(self.verdict, self.state, self.tables(brief=True), sentences, figure)
 
 
 class WithPage(Answer):
     title = ""
     subject = ""
 
-    @property
-    def numbers(self) -> "Sequence[reporting.KeyNumber]":
-        return []
-
-    def page(self, made: "reporting.Making") -> "reporting.Rendered":
+    def page(self, made: "reporting.layout.Making") -> "reporting.layout.Rendered":
         """Return the answer as one self-contained page of HTML."""
-        card = reporting.Card(self.subject, "", self.verdict, self.state, self.lines, self.numbers)
-        return reporting.answer_page(self.title, card, made, self.tables(), self.plot(), self.messages)
+        card = reporting.table.Card(self.subject, "", self.verdict, self.state, self.lines, self._shown.numbers)
+        return reporting.layout.answer_page(self.title, card, made, self.tables(), self.plot(), self.messages)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PlainAnswer(Answer):
     result: Any
-    verdict: str = ""
-    state: State = "good"
-    lines: Sequence[str] = ()
-    brief: "Sequence[reporting.Table]" = ()
-    full: "Sequence[reporting.Table]" = ()
-
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        return list(self.brief if brief else self.full or self.brief)
+    _shown: "reporting.table.Shown" = field()
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.result) if isinstance(self.result, Mapping) else super().to_json()
@@ -115,10 +110,6 @@ class PlainAnswer(Answer):
 
 class Planned(Answer):
     """Base of plans."""
-
-    @cached_property
-    def _summary(self) -> "reporting.PlanSummary":
-        raise NotImplementedError
 
     @property
     def feasible(self) -> bool:
@@ -138,26 +129,6 @@ class Planned(Answer):
         if self.result.unsupported:
             found = f"the plan is not supported by these data: {self.result.unsupported[0]}"
             raise FitNotUsable(found, where=where, remedy="Measure such steps, or fit a better model (latfit fit).")
-
-    @property
-    def verdict(self) -> str:
-        return self._summary.verdict
-
-    @property
-    def state(self) -> State:
-        return self._summary.state
-
-    @property
-    def lines(self) -> Sequence[str]:
-        return self._summary.lines
-
-    @property
-    def details(self) -> Sequence[str]:
-        return [*self._summary.others, *self.result.notes]
-
-    @property
-    def messages(self) -> Sequence[str]:
-        return self._summary.warnings
 
 
 def data_frame(rows: Iterable[Mapping[str, Any]]) -> Any:

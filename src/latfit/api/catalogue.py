@@ -41,9 +41,11 @@ def _shown(entries: Sequence[catalogue.CatalogEntry], added: Path | None = None)
     documents = [{name: value for name, value in each.to_json().items() if name != "fit"} for each in entries]
     return PlainAnswer(
         {"entries": documents, "added": added and str(added)},
-        verdict if added is None else f"Added {entries[0].name}: {added}.",
-        lines=lines if len(entries) == 1 else (),
-        brief=[reporting.Table("", names, rows, words=["name", "a step is", "source"])],
+        reporting.table.Shown(
+            verdict if added is None else f"Added {entries[0].name}: {added}.",
+            lines=lines if len(entries) == 1 else (),
+            brief=[reporting.table.Table("", names, rows, words=["name", "a step is", "source"])],
+        ),
     )
 
 

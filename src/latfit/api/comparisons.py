@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -74,39 +75,30 @@ class Comparison(Answer):
         return [STATES.get(verdict, "good") for verdict in self.verdicts]
 
     @property
-    def state(self) -> State:
-        return min(self.states, key=("bad", "doubt", "good").index)
-
-    @property
     def sentences(self) -> list[str]:
-        return list(map(reporting.comparison_sentence, self.compared))
+        return list(map(reporting.steps.comparison_sentence, self.compared))
 
-    @property
-    def verdict(self) -> str:
-        if len(self.compared) <= MAX_IN_FULL:
-            return " ".join(self.sentences)
-        return f"{len(self.slower)} of {len(self.compared)} runs are slower than {self.baseline}."
-
-    def check(self) -> None:
-        """Raise Regression if a run is slower, or needs more replicas for the load."""
-        needing = [each.source for each in self.upgrades if each.worse]
-        if self.slower:
-            named = ", ".join(self.slower[:MAX_SLOWER]) + (" and more" if len(self.slower) > MAX_SLOWER else "")
-            found = f"{named}: slower than {self.baseline} by more than {format_percent(self.tolerance_pct)}"
-            raise Regression(found, remedy="Look at what changed, or accept it with a larger --tolerance.")
-        if needing:
-            found = f"{', '.join(needing)}: the load needs more replicas"
-            raise Regression(found, remedy="Look at what changed, or plan with more: latfit plan.")
-
-    @property
-    def lines(self) -> list[str]:
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
+        state = min(self.states, key=("bad", "doubt", "good").index)
         load_lines = [line for each in self.upgrades for line in each.sentences(self.baseline)]
+        changes_table = reporting.steps.changes_table
+        upgrades = [reporting.plan_tables.upgrade_table(each) for each in self.upgrades if each.changes]
+        tables = [changes_table(each.name, each) for each in self.compared]
+        if self.fits:
+            tables.append(reporting.steps.comparison_table(self.names, [each.result for each in self.fits]))
         if len(self.compared) <= MAX_IN_FULL:
-            return [*(reporting.comparison_basis(each, self.tolerance_pct) for each in self.compared), *load_lines]
-        worst_first = sorted(self.compared, key=lambda each: each.verdict != "slower")
-        more = len(worst_first) - MAX_VERDICTS
-        shown = list(map(reporting.comparison_sentence, worst_first[:MAX_VERDICTS]))
-        return [*shown, *([f"... and {more:,} more: --json has them."] if more > 0 else []), *load_lines]
+            basis = [reporting.steps.comparison_basis(each, self.tolerance_pct) for each in self.compared]
+            brief = [*(changes_table(each.name, each, brief=True) for each in self.compared), *upgrades]
+            text, lines = " ".join(self.sentences), [*basis, *load_lines]
+        else:
+            worst_first = sorted(self.compared, key=lambda each: each.verdict != "slower")
+            lines = list(map(reporting.steps.comparison_sentence, worst_first[:MAX_VERDICTS]))
+            if (more := len(worst_first) - MAX_VERDICTS) > 0:
+                lines.append(f"... and {more:,} more: --json has them.")
+            lines, brief = [*lines, *load_lines], []
+            text = f"{len(self.slower)} of {len(self.compared)} runs are slower than {self.baseline}."
+        return reporting.table.Shown(text, state, lines, (), self.messages, brief, [*tables, *upgrades])
 
     @property
     def messages(self) -> list[Message]:
@@ -121,13 +113,16 @@ class Comparison(Answer):
             found.append(f"Not in every source, not compared: {', '.join(self.alone)}.")
         return list(map(note, found))
 
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        if brief and len(self.compared) > MAX_IN_FULL:
-            return []
-        found = [reporting.changes_table(each.name, each, brief=brief) for each in self.compared]
-        if not brief and self.fits:
-            found.append(reporting.comparison_table(self.names, [each.result for each in self.fits]))
-        return [*found, *(reporting.upgrade_table(each) for each in self.upgrades if each.changes)]
+    def check(self) -> None:
+        """Raise Regression if a run is slower, or needs more replicas for the load."""
+        needing = [each.source for each in self.upgrades if each.worse]
+        if self.slower:
+            named = ", ".join(self.slower[:MAX_SLOWER]) + (" and more" if len(self.slower) > MAX_SLOWER else "")
+            found = f"{named}: slower than {self.baseline} by more than {format_percent(self.tolerance_pct)}"
+            raise Regression(found, remedy="Look at what changed, or accept it with a larger --tolerance.")
+        if needing:
+            found = f"{', '.join(needing)}: the load needs more replicas"
+            raise Regression(found, remedy="Look at what changed, or plan with more: latfit plan.")
 
     @property
     def table(self) -> Any:

@@ -42,22 +42,22 @@ class EngineSimulation(Simulation, WithPage):
     title = "Simulated serving engines"
 
     @cached_property
-    def answer(self) -> "reporting.Verdict":
-        return reporting.engines_verdict(self.runs)
+    def answer(self) -> "reporting.table.Verdict":
+        return reporting.brief.engines_verdict(self.runs)
 
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        return reporting.engine_tables(self.runs, brief=brief)
-
-    @property
-    def lines(self) -> list[str]:
-        return [self.setup_line] if self.setup_line else []
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
+        return reporting.table.Shown(
+            *self.answer,
+            lines=[self.setup_line] if self.setup_line else [],
+            messages=self._notes,
+            brief=reporting.simulation_tables.engine_tables(self.runs, brief=True),
+            tables=reporting.simulation_tables.engine_tables(self.runs),
+            numbers=reporting.brief.engine_numbers(self.runs),
+        )
 
     def plot(self) -> "Figure":
-        return reporting.engine_figure(self.runs)
-
-    @property
-    def numbers(self) -> "Sequence[reporting.KeyNumber]":
-        return reporting.engine_numbers(self.runs)
+        return reporting.simulation_figures.engine_figure(self.runs)
 
 
 AXES = {"rate", "users", "think", "lengths", "tenants", "prefill_replicas", "autoscale", "start_up"}
@@ -84,9 +84,10 @@ def named_settings(request: Any) -> dict[str, Any]:
 def with_settings(request: Q) -> Q:
     """Return the request with the settings of its mapping `engine` in fields that are not given. Raises WrongUsage."""
     given = {name.replace("-", "_"): value for name, value in (getattr(request, "engine", None) or {}).items()}
-    if unknown := [name for name in given if not hasattr(request, name)]:
-        remedy = f"Take {', '.join(simulation.USUAL_SETTINGS)}."
-        raise WrongUsage(f"{unknown[0]!r} is no setting", where="engine", remedy=remedy)
+    known = [name for name in ("batching", "order", *simulation.USUAL_SETTINGS) if hasattr(request, name)]
+    if unknown := [name for name in given if name not in known]:
+        remedy = f"Take {', '.join(known)}."
+        raise WrongUsage(f"{unknown[0]!r} is no setting of an engine", where="engine", remedy=remedy)
     explicit = given_in(request)
     return replace(request, engine=None, **{name: given[name] for name in given if name not in explicit})  # type: ignore[type-var]
 
@@ -242,7 +243,12 @@ def engine_costs(request: Any, *, scatter: bool) -> tuple[simulation.StepCosts, 
         warning = message("no_prefill_fit")
         notes.append(f"{name if first is None else str(first)[:200]}: {warning.message}. {warning.remedy}")
     measured = [each for each in (path.fit, prefill) if each is not None and not each.data.nominal]
-    return simulation.step_costs(path.fit, prefill, scatter=scatter), notes, reporting.what_is_known([path]), measured
+    return (
+        simulation.step_costs(path.fit, prefill, scatter=scatter),
+        notes,
+        reporting.fit_tables.what_is_known([path]),
+        measured,
+    )
 
 
 def check_one_engine(fit: Any, prefill_fit: Any = None, prefill_on: Any = None) -> None:

@@ -13,7 +13,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from latfit import reporting
-from latfit.api.answer import Answer, PlainAnswer, State
+from latfit.api.answer import Answer, PlainAnswer
 from latfit.api.predictions import (
     Evaluation,
     Predicted,
@@ -93,7 +93,7 @@ class Fit(Answer):
 
     @property
     def time_line(self) -> str:
-        return reporting.host_line(self.result.data.more)
+        return reporting.steps.host_line(self.result.data.more)
 
     @property
     def warnings(self) -> list[Message]:
@@ -103,20 +103,26 @@ class Fit(Answer):
     def needs_action(self) -> list[Message]:
         return [warning for warning in self.result.warnings if warning.needs_action]
 
-    @property
-    def messages(self) -> list[Message]:
-        return self.needs_action
-
-    @property
-    def verdict(self) -> str:
-        return reporting.tables.trust_sentence(self.result)
-
-    @property
-    def state(self) -> State:
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
+        fit, tables = self.result, reporting.fit_tables
+        facts, warnings = [reporting.steps.data_line(fit.data.to_json()), self.time_line], self.needs_action
+        details = [fit.status.sentence, *(each.text for each in self.warnings if not each.needs_action)]
         if not self.ok:
-            return "bad"
-        lost = reporting.tables.lost_phases(self.result)
-        return "doubt" if self.result.beats_linear is False or self.result.data.nominal or lost else "good"
+            lines = list(filter(None, facts))
+            return reporting.table.Shown(tables.trust_sentence(fit), "bad", lines, details, warnings)
+        resampled = f"{fit.bootstrap['resamples']:,} resampled fits kept." if fit.bootstrap else ""
+        doubtful = fit.beats_linear is False or fit.data.nominal or tables.lost_phases(fit)
+        phases = tables.phases(fit)
+        return reporting.table.Shown(
+            tables.trust_sentence(fit),
+            "doubt" if doubtful else "good",
+            list(filter(None, [*facts, self.range_line, resampled])),
+            details,
+            warnings,
+            [phases],
+            [phases, tables.parameters(fit), tables.errors(fit)],
+        )
 
     def kept_out(self, max_error: Any = None) -> Message | None:
         """Why it should not be entered into a machine's profile; None where it may be.
@@ -141,25 +147,6 @@ class Fit(Answer):
         meanings = {parameter.name: parameter.meaning for parameter in self.result.structure.parameters}
         rows = {name: {**found.to_json(), "meaning": meanings[name]} for name, found in self.result.parameters.items()}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("parameter")
-
-    @property
-    def lines(self) -> list[str]:
-        found = [reporting.data_line(self.result.data.to_json()), self.time_line, self.range_line if self.ok else ""]
-        if self.result.bootstrap:
-            found.append(f"{self.result.bootstrap['resamples']:,} resampled fits kept.")
-        return [line for line in found if line]
-
-    @property
-    def details(self) -> list[str]:
-        return [self.result.status.sentence, *(each.text for each in self.warnings if not each.needs_action)]
-
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        found = [reporting.tables.phases(self.result)]
-        if not brief:
-            errors = reporting.tables.errors(self.result)
-            shown = errors.only(*(name for name in errors.columns if name not in ("p90 error", "RMSE")))
-            found += [reporting.tables.parameters(self.result), shown]
-        return [each for each in found if each.rows]
 
     def predict(
         self,
@@ -221,7 +208,7 @@ class Fit(Answer):
     def plot(self) -> "Figure":
         if not self.ok:
             raise FitNotUsable(self.result.status.sentence, remedy=self.result.status.remedy)
-        return reporting.fit_figure(self.path or self.model, self.result, self.rows())
+        return reporting.fit_figures.fit_figure(self.path or self.model, self.result, self.rows())
 
     def rows(self) -> Trace | None:
         """Return the fitted steps; None if they are gone."""

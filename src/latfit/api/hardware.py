@@ -106,7 +106,7 @@ class Hardware:
     def described(self, tokens_per_request: int = 1, context: float | None = None) -> dict[str, Any]:
         note_unread_context(self.result, context)
         paths = self.result.paths.items()
-        return {name: reporting.path_facts(path, tokens_per_request, context) for name, path in paths}
+        return {name: reporting.steps.path_facts(path, tokens_per_request, context) for name, path in paths}
 
     def outside(self, tokens_per_request: int = 1, context: float | None = None) -> list[str]:
         found = [hardware.PathLatency(path, tokens_per_request, context).outside for path in self.result.paths.values()]

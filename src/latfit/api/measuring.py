@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from latfit import profiling
+from latfit import profiling, reporting
 from latfit.api.answer import Answer, State
 from latfit.api.quantities import duration
 from latfit.api.request import verb
@@ -47,40 +48,29 @@ class Profile(Answer):
     def interrupted(self) -> bool:
         return any(outcome.result.interrupted for outcome in self.outcomes)
 
-    @property
-    def state(self) -> State:
-        if any(outcome.result.stop not in FINISHED for outcome in self.outcomes):
-            return "bad"
-        return "doubt" if self.warnings else "good"
-
-    @property
-    def verdict(self) -> str:
-        found = []
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
+        verdicts, lines = [], []
         for outcome in self.outcomes:
             result = outcome.result
             name = f"{outcome.path}: " if len(self.outcomes) > 1 else ""
             within = f"{sum(result.within_precision)} within ±{100 * result.precision:.3g} %"
             cells = f"{sum(result.measured)} of {len(result.cells)} cells, {within}"
-            found.append(f"{name}Measured {result.steps:,} steps in {format_ms(result.elapsed_s * 1e3)}: {cells}.")
-        return " ".join(found)
-
-    @property
-    def lines(self) -> list[str]:
-        found = []
-        for outcome in self.outcomes:
-            result = outcome.result
+            verdicts.append(f"{name}Measured {result.steps:,} steps in {format_ms(result.elapsed_s * 1e3)}: {cells}.")
             medians = [each.median for each, there in zip(result.intervals, result.measured, strict=True) if there]
             if medians:
                 span = f"{format_ms(min(medians))} to {format_ms(max(medians))}"
-                found.append(f"Median step times: {span} on {outcome.device}.")
+                lines.append(f"Median step times: {span} on {outcome.device}.")
             if result.samples:
                 warm_up = format_percent(100 * result.warmup_s / result.step_s)
-                found.append(f"Warm-up took {warm_up} of the time in steps.")
+                lines.append(f"Warm-up took {warm_up} of the time in steps.")
             if result.prepare_s > MUCH_PREPARING * result.elapsed_s:
                 spent = f"{format_ms(result.prepare_s * 1e3)} of {format_ms(result.elapsed_s * 1e3)}"
-                found.append(f"Preparing cells (inputs, caches, CUDA graphs) took {spent}.")
-            found += [f"Not measured: {limit.cell}: {limit.message}." for limit in result.limits]
-        return found
+                lines.append(f"Preparing cells (inputs, caches, CUDA graphs) took {spent}.")
+            lines += [f"Not measured: {limit.cell}: {limit.message}." for limit in result.limits]
+        ended_early = any(outcome.result.stop not in FINISHED for outcome in self.outcomes)
+        state: State = "bad" if ended_early else "doubt" if self.warnings else "good"
+        return reporting.table.Shown(" ".join(verdicts), state, lines, messages=self.warnings)
 
     def to_json(self) -> dict[str, Any]:
         parts = [_path_json(outcome) for outcome in self.outcomes]

@@ -112,16 +112,11 @@ class Plan(Planned):
         )
 
     @cached_property
-    def _summary(self) -> "reporting.PlanSummary":
-        return reporting.plan_summary(self.result)
-
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        if not brief:
-            return list(reporting.plan_tables(self.result))
-        return list(self._summary.tables)
+    def _shown(self) -> "reporting.table.Shown":
+        return reporting.plan_tables.show_plan(self.result)
 
     def plot(self) -> "Figure":
-        return reporting.plan_figure(self.result, self.hardware, self.request)
+        return reporting.plan_figures.plan_figure(self.result, self.hardware, self.request)
 
 
 @verb(PlanRequest)
@@ -226,8 +221,7 @@ def speculate(request: SpeculateRequest) -> PlainAnswer:
         where = "--fit" if request.drafts is None else "--drafts"
         lacking = f"no decode step of {1 + k} tokens a request was measured"
         raise BadInput(lacking, where=where, remedy="Fit steps with more tokens.")
-    verdict, lines, table = reporting.describe_speculation(found)
-    return PlainAnswer(found, verdict.text, verdict.state, lines, [table])
+    return PlainAnswer(found, reporting.plan_tables.show_speculation(found))
 
 
 def _recorded(fit: FitResult) -> tuple[int | None, tuple[float, float] | None]:

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from latfit import reporting
-from latfit.api.answer import Answer, PlainAnswer, State, data_frame
+from latfit.api.answer import Answer, PlainAnswer, data_frame
 from latfit.api.reading import columns_in
 from latfit.api.request import ignored
 from latfit.errors import BadInput, FitNotUsable, WrongUsage, tell
@@ -82,11 +82,12 @@ class Predicted(Answer):
         found.attrs |= {"level": self.level, "notes": [each.message for each in self.messages]}
         return found
 
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
         rows = self.to_json()["rows"]
-        table = reporting.prediction_table(rows[:MAX_ROWS] if brief else rows)
-        more = len(rows) - len(table.rows)
-        return [replace(table, note=f"... and {more:,} more: --verbose shows them.") if more else table]
+        table, brief = (reporting.steps.prediction_table(each) for each in (rows, rows[:MAX_ROWS]))
+        more = f"... and {len(rows) - MAX_ROWS:,} more: --verbose shows them." if len(rows) > MAX_ROWS else ""
+        return reporting.table.Shown(messages=self.messages, brief=[replace(brief, note=more)], tables=[table])
 
     def to_json(self) -> dict[str, Any]:
         rows = zip(*(column.tolist() for column in self.columns.values()), strict=True)
@@ -96,10 +97,11 @@ class Predicted(Answer):
 
 def sensitivity_answer(found: Sensitivity, lines: Sequence[str]) -> PlainAnswer:
     document = found.to_json()
-    slopes, regions = reporting.sensitivity_table(document), reporting.regions_table(document)
+    slopes, regions = reporting.steps.sensitivity_table(document), reporting.steps.regions_table(document)
     more = replace(regions, note=f"Slopes at {len(slopes.rows)} steps: --verbose shows them.")
     brief = [more] if len(slopes.rows) > MAX_ROWS else [slopes, regions]
-    return PlainAnswer({"sensitivity": document}, lines=lines, brief=brief, full=[slopes, regions])
+    shown = reporting.table.Shown(lines=lines, brief=brief, tables=[slopes, regions])
+    return PlainAnswer({"sensitivity": document}, shown)
 
 
 def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, strict: bool) -> Predicted:
@@ -173,20 +175,28 @@ class Evaluation(Answer):
     def foreign(self) -> bool:
         return bool(self.scores["machine"]["state"] == "other")
 
-    @property
-    def state(self) -> State:
-        if self.foreign:
-            return "bad"
-        found, own = self.scores["metrics"]["mape_pct"], self.held_out_pct
-        sure = self.scores["machine"]["state"] == "same"
-        return "good" if sure and (own is None or found <= MUCH_WORSE * own) else "doubt"
-
-    @property
-    def verdict(self) -> str:
-        machine, found = self.scores["machine"], self.scores["metrics"]
-        own = "" if self.held_out_pct is None else f"; held-out error of the fit {format_percent(self.held_out_pct)}"
-        error = f"Error {format_percent(found['mape_pct'])} on {found['n']:,} steps{own}."
-        return error if machine["state"] == "same" else f"{machine['verdict']} {error}"
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
+        scores, own = self.scores, self.held_out_pct
+        machine, found = scores["machine"], scores["metrics"]
+        same = machine["state"] == "same"
+        sure = same and (own is None or found["mape_pct"] <= MUCH_WORSE * own)
+        held_out = "" if own is None else f"; held-out error of the fit {format_percent(own)}"
+        error = f"Error {format_percent(found['mape_pct'])} on {found['n']:,} steps{held_out}."
+        covered = [
+            f"{format_percent(100 * share)} in the {format_percent(100 * float(level))} interval"
+            for level, share in scores["interval_coverage"].items()
+        ]
+        outside = f"{scores['outside_domain']:,} steps outside the measured range"
+        table = reporting.steps.evaluation_table(scores)
+        return reporting.table.Shown(
+            error if same else f"{machine['verdict']} {error}",
+            "bad" if self.foreign else "good" if sure else "doubt",
+            [reporting.steps.data_line(self.data), f"Coverage: {', '.join([*covered, outside])}."],
+            messages=list(map(note, scores["notes"])),
+            brief=[table],
+            tables=[table, reporting.steps.machine_table(machine)],
+        )
 
     def check_machine(self) -> None:
         """Raises FitNotUsable."""
@@ -199,23 +209,6 @@ class Evaluation(Answer):
     def table(self) -> Any:
         rows = {"all": self.scores["metrics"], **self.scores["by_phase"]}
         return data_frame({"phase": name, **row} for name, row in rows.items()).set_index("phase")
-
-    @property
-    def lines(self) -> list[str]:
-        shares = [
-            f"{format_percent(100 * share)} in the {format_percent(100 * float(level))} interval"
-            for level, share in self.scores["interval_coverage"].items()
-        ]
-        outside = f"{self.scores['outside_domain']:,} steps outside the measured range"
-        return [reporting.data_line(self.data), f"Coverage: {', '.join([*shares, outside])}."]
-
-    @property
-    def messages(self) -> list[Message]:
-        return list(map(note, self.scores["notes"]))
-
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        found = [reporting.evaluation_table(self.scores)]
-        return found if brief else [*found, reporting.machine_table(self.scores["machine"])]
 
     def to_json(self) -> dict[str, Any]:
         return dict(self.scores)

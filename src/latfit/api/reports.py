@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from latfit.errors import LatfitError, refuse
 from latfit.exporting import Exported, Wanted, export_plan
 from latfit.files import check_writable, make_folder
 from latfit.hardware import HardwareProfile
-from latfit.messages import Message, note
+from latfit.messages import note
 from latfit.planning import PlanOptions
 from latfit.provenance import command_line, utc_now
 from latfit.trace import Trace, read_again
@@ -39,17 +40,12 @@ class Report(Answer):
     def to_json(self) -> dict[str, Any]:
         return {"html": str(self.html), "figures": [str(figure) for figure in self.figures]}
 
-    @property
-    def verdict(self) -> str:
-        return f"Wrote {self.html} and {count_text(len(self.figures), 'picture')} beside it."
-
-    @property
-    def details(self) -> list[str]:
-        return [str(each) for each in self.figures]
-
-    @property
-    def messages(self) -> list[Message]:
-        return list(map(note, self.notes))
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
+        verdict = f"Wrote {self.html} and {count_text(len(self.figures), 'picture')} next to it."
+        return reporting.table.Shown(
+            verdict, details=list(map(str, self.figures)), messages=list(map(note, self.notes))
+        )
 
     def _repr_html_(self) -> str:
         return f'<a href="{escape(str(self.html))}">{escape(self.verdict)}</a>'
@@ -83,7 +79,7 @@ def report(request: ReportRequest) -> Report:
     folder = Path(request.out)
     make_folder(folder)
     check_writable(folder / reporting.page.PAGE_NAME)
-    making = reporting.Making(command_line(), utc_now())
+    making = reporting.layout.Making(command_line(), utc_now())
     result, asked = (None, PlanOptions()) if plan is None else (plan.result, plan.request)
     made = reporting.page.ReportInput(profile, rows, result, percent(request.percentile), asked, making, notes)
     written = reporting.page.write_report(folder, made)

@@ -585,7 +585,7 @@ class ProfileRequest(Request):
     )
     precision: float = option("Stop once every median has this relative precision (95 % interval).", 0.03, panel="Run")
     seed: Seed = 0
-    out: Path | str | None = setting("File of the trace; a journal beside it keeps what is measured until the end.")
+    out: Path | str | None = setting("File of the trace; a journal next to it keeps what is measured until the end.")
     resume: bool = option("Continue a run that was interrupted or killed.", False, panel="Run")
     progress: "Callable[[Measuring], None] | None" = setting("Called with the state of the run.")
     announce: "Callable[[Announcement], None] | None" = setting("Called before a device is measured.")

@@ -69,28 +69,21 @@ class EnginePlan(Planned):
         return data_frame({"t_s": t_s, "replicas": replicas} for t_s, replicas in found)
 
     @cached_property
-    def _summary(self) -> "reporting.PlanSummary":
-        return reporting.serving_summary(self.result)
-
-    @property
-    def details(self) -> list[str]:
-        return []
+    def _shown(self) -> "reporting.table.Shown":
+        return reporting.serving.show_serving(self.result)
 
     @cached_property
     def frame(self) -> Any:
         """DataFrame: Pareto front of speed_per_s (a user) and throughput_per_s (a replica), tokens/s."""
         return data_frame(structs.asdict(each) for each in self.result.pareto)
 
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        return list(self._summary.tables) if brief else reporting.serving_tables(self.result)
-
     def plot(self) -> "Figure":
         if not self.feasible:
             raise WrongUsage("the targets cannot be met", where="--figure", remedy="Leave it out.")
-        return reporting.serving_figure(self.result)
+        return reporting.plan_figures.serving_figure(self.result)
 
-    def page(self, made: "reporting.Making") -> "reporting.Rendered":
-        return reporting.serving_page(self.result, made, nearby=self.nearby(), subject=self.subject)
+    def page(self, made: "reporting.layout.Making") -> "reporting.layout.Rendered":
+        return reporting.serving.serving_page(self.result, made, nearby=self.nearby(), subject=self.subject)
 
     def nearby(self) -> dict[str, dict[str, planning.ServingPlan]]:
         """Plan again at rates and TPOT limits around this plan's."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from latfit import reporting, simulation
-from latfit.api.answer import Answer, State, WithPage, data_frame
+from latfit.api.answer import Answer, WithPage, data_frame
 from latfit.api.hardware import check_one_model, profile_of
 from latfit.api.quantities import by_name, count, duration, limit, rates, several, values_of
 from latfit.api.reading import make_load, notes_of, request_tokens
@@ -36,16 +36,8 @@ class Simulation(Answer):
     runs: Sequence[simulation.SimResult] | Sequence[simulation.EngineResult]
 
     @cached_property
-    def answer(self) -> "reporting.Verdict":
+    def answer(self) -> "reporting.table.Verdict":
         raise NotImplementedError
-
-    @property
-    def verdict(self) -> str:
-        return self.answer.text
-
-    @property
-    def state(self) -> State:
-        return self.answer.state
 
     @property
     def stable(self) -> bool:
@@ -53,8 +45,8 @@ class Simulation(Answer):
         return any(run.stable if isinstance(run, simulation.SimResult) else run.summary.stable for run in self.runs)
 
     @property
-    def messages(self) -> list[str]:
-        return reporting.distinct(list(dict.fromkeys(text for run in self.runs for text in run.notes)))
+    def _notes(self) -> list[str]:
+        return reporting.brief.distinct(list(dict.fromkeys(text for run in self.runs for text in run.notes)))
 
     @property
     def frame(self) -> Any:
@@ -77,25 +69,21 @@ class PolicySimulation(Simulation, WithPage):
     title = "Simulated batching policies"
 
     @cached_property
-    def answer(self) -> "reporting.Verdict":
-        return reporting.policies_verdict(self.runs, self.sla_ms)
+    def answer(self) -> "reporting.table.Verdict":
+        return reporting.brief.policies_verdict(self.runs, self.sla_ms)
 
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        columns = ("claim", "on this machine")
-        claims = reporting.Table("Claims of the literature", columns, self.findings, words=columns[1:])
-        runs = [] if brief and self.findings else reporting.policy_tables(self.runs, brief=brief)
-        return [claims, *runs] if self.findings else runs
-
-    @property
-    def messages(self) -> list[str]:
-        return [] if self.findings else super().messages  # a study overloads paths on purpose
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
+        brief, tables = (reporting.simulation_tables.policy_tables(self.runs, brief=each) for each in (True, False))
+        messages, columns = self._notes, ("claim", "on this machine")
+        if self.findings:  # a study overloads paths on purpose
+            brief = [reporting.table.Table("Claims of the literature", columns, self.findings, words=columns[1:])]
+            messages, tables = [], [*brief, *tables]
+        numbers = reporting.brief.policy_numbers(self.runs, self.sla_ms)
+        return reporting.table.Shown(*self.answer, messages=messages, brief=brief, tables=tables, numbers=numbers)
 
     def plot(self) -> "Figure":
-        return reporting.runs_figure(self.runs)
-
-    @property
-    def numbers(self) -> "Sequence[reporting.KeyNumber]":
-        return reporting.policy_numbers(self.runs, self.sla_ms)
+        return reporting.simulation_figures.runs_figure(self.runs)
 
     def to_json(self) -> dict[str, Any]:
         found = [{"claim": claim, "found": found} for claim, found in self.findings]
@@ -153,7 +141,7 @@ def simulate(request: SimulateRequest) -> PolicySimulation:
     outside = [text for path in machine.paths.values() if (text := PathLatency(path, mean).outside)]
     runs = [structs.replace(run, notes=[*notes_of(load), *outside, *run.notes]) for run in _sweep(points, request)]
     left_out = list(dict.fromkeys(error.found for error in skipped))
-    subject = reporting.what_is_known(machine.paths.values())
+    subject = reporting.fit_tables.what_is_known(machine.paths.values())
     return PolicySimulation(runs, system, options.sla_ms, left_out, subject=subject)
 
 
@@ -166,7 +154,7 @@ def simulate_study(request: StudyRequest) -> PolicySimulation:
     machine, system, options = _simulated(request, float(request.tokens_per_request or 1))
     points = simulation.study_points(system, options, solve_optimal)
     runs, sla_ms = _sweep(points, request), points[0].options.sla_ms
-    subject = reporting.what_is_known(machine.paths.values())
+    subject = reporting.fit_tables.what_is_known(machine.paths.values())
     return PolicySimulation(runs, system, sla_ms, (), simulation.findings(runs, sla_ms), subject)
 
 

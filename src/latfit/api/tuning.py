@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from latfit import reporting
-from latfit.api.answer import Answer, State
+from latfit.api.answer import Answer
 from latfit.api.fits import Fit, fit
 from latfit.api.quantities import duration, rates
 from latfit.api.reading import make_load
@@ -83,81 +84,77 @@ class Tuned(Answer):
 
     @property
     def kept(self) -> bool:
+        """Whether the SLOs were met at the requested rate."""
         run = self.result.tried
         return run is not None and run.kept and run.rate_per_s >= self.result.rate_per_s
 
-    @property
-    def state(self) -> State:
-        return "good" if self.kept or self.todo else "bad"
-
-    @property
-    def verdict(self) -> str:
-        found, at = self.result, format_rate(self.result.rate_per_s)
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
+        found, with_interval = self.result, reporting.simulation_tables.with_interval
         if self.todo:
-            return "Nothing was started. Steps:"
-        if not found.settings and not self.kept:
-            return f"No settings meet the SLOs on one engine at {at}."
-        run = found.tried
-        if run is None:
-            return "Settings were planned, but not tried: no restart or time was left."
-        outcome = ", ".join(
-            f"{each.name} {reporting.with_interval(each.measured_ms, None)} of {format_ms(each.limit_ms)}"
-            for each in run.figures
-        )
-        if run.rate_per_s < found.rate_per_s:
-            return f"One engine does not carry {at}. At {format_rate(run.rate_per_s)} it measured {outcome}."
-        how = "" if found.settings else " as it was started"
-        return f"The SLOs are {'kept' if run.kept else 'missed'} at {at}{how}: {outcome}."
-
-    @property
-    def lines(self) -> list[str]:
-        if self.todo:
-            return list(self.todo)
-        found = self.result
+            return reporting.table.Shown("Nothing was started. Steps:", lines=self.todo)
         lines = [] if found.settings or self.kept or self.plan is None else [self.plan.verdict]
         if found.capacity_per_s is not None:
             ends = found.capacity_interval_per_s
             interval = "" if ends is None else f" (95 %: {ends[0]:.3g} to {ends[1]:.3g})"
             lines.append(f"Capacity {format_rate(found.capacity_per_s)}{interval}.")
         lines.append(f"{count_text(found.restarts, 'restart')}, {format_ms(1e3 * found.seconds)}.")
-        return lines + ([reporting.CommandLine(f"Start it with: {found.command}")] if found.command else [])
-
-    @property
-    def warnings(self) -> list[Message]:
-        return self.result.messages
-
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
+        if found.command:
+            lines.append(reporting.table.CommandLine(f"Start it with: {found.command}"))
         rows = [
             [
                 run.name,
                 f"{each.name} {format_ms(each.limit_ms)}",
-                reporting.with_interval(each.planned_ms, each.planned_interval_ms),
-                reporting.with_interval(each.measured_ms, each.interval_ms),
-                "kept" if each.kept else "broken",
+                with_interval(each.planned_ms, each.planned_interval_ms),
+                with_interval(each.measured_ms, each.interval_ms),
+                "met" if each.kept else "missed",
             ]
-            for run in self.result.runs
+            for run in found.runs
             for each in run.figures
         ]
         names = ["run", "SLO", "planned", "measured", "verdict"]
-        return [reporting.Table("", names, rows, words=names)] if rows else []
+        numbers = [
+            reporting.table.KeyNumber(
+                each.name, with_interval(each.measured_ms, None), f"limit {format_ms(each.limit_ms)}"
+            )
+            for run in [found.tried or found.runs[-1]]
+            for each in run.figures
+        ]
+        return reporting.table.Shown(
+            self._verdict(),
+            "good" if self.kept else "bad",
+            lines,
+            messages=self.warnings,
+            brief=[reporting.table.Table("", names, rows, words=names)],
+            numbers=[*numbers, reporting.table.KeyNumber("Restarts", str(found.restarts), "of the engine")],
+        )
+
+    def _verdict(self) -> str:
+        found, at = self.result, format_rate(self.result.rate_per_s)
+        if not found.settings and not self.kept:
+            return f"No settings meet the SLOs on one engine at {at}."
+        run, with_interval = found.tried, reporting.simulation_tables.with_interval
+        if run is None:
+            return "Settings were planned, but not tried: no restart or time was left."
+        outcome = ", ".join(
+            f"{each.name} {with_interval(each.measured_ms, None)} of {format_ms(each.limit_ms)}" for each in run.figures
+        )
+        if run.rate_per_s < found.rate_per_s:
+            return f"One engine does not carry {at}. At {format_rate(run.rate_per_s)} it measured {outcome}."
+        how = "" if found.settings else " as it was started"
+        return f"The SLOs are {'met' if run.kept else 'missed'} at {at}{how}: {outcome}."
+
+    def page(self, made: "reporting.layout.Making") -> "reporting.layout.Rendered":
+        found, shown = self.result, self._shown
+        asked = f"{found.engine}, {format_rate(found.rate_per_s)}"
+        card = reporting.table.Card(asked, "", shown.verdict, shown.state, [], shown.numbers, found.command)
+        tables = [*self.tables(), *([] if self.plan is None else self.plan.tables())]
+        figure = None if self.validation is None else self.validation.plot()
+        return reporting.layout.answer_page("A tuned engine", card, made, tables, figure, self.messages)
 
     @property
-    def numbers(self) -> "list[reporting.KeyNumber]":
-        measured = [
-            reporting.KeyNumber(
-                each.name, reporting.with_interval(each.measured_ms, None), f"limit {format_ms(each.limit_ms)}"
-            )
-            for each in (self.result.tried or self.result.runs[-1]).figures
-        ]
-        return [*measured, reporting.KeyNumber("Restarts", str(self.result.restarts), "of the engine")]
-
-    def page(self, made: "reporting.Making") -> "reporting.Rendered":
-        found = self.result
-        asked = f"{found.engine}, {format_rate(found.rate_per_s)}"
-        card = reporting.Card(asked, "", self.verdict, self.state, [], self.numbers, found.command)
-        planned = [] if self.plan is None else self.plan.tables()
-        figure = None if self.validation is None else self.validation.plot()
-        return reporting.answer_page("A tuned engine", card, made, [*self.tables(), *planned], figure, self.messages)
+    def warnings(self) -> list[Message]:
+        return self.result.messages
 
     def to_json(self) -> dict[str, Any]:
         return self.result.to_json() | {
@@ -518,7 +515,7 @@ def tune(request: TuneRequest) -> Tuned:
     found = Tuned(loop.result(), loop.plan, loop.fit, loop.validated())
     write_json(loop.out / "tune.json", found.to_json())
     if found.plan is not None:
-        reporting.write_page(loop.out, found.page(reporting.Making(made_at=utc_now())), "report.html")
+        reporting.layout.write_page(loop.out, found.page(reporting.layout.Making(made_at=utc_now())), "report.html")
     return found
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,19 +55,29 @@ class Validation(Answer):
             remedy = "Check the engine's limits, fit the machine's own steps; --force compares all the same."
             raise FitNotUsable(found, where=self.result.source, remedy=remedy)
 
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
+        found, tables = self.result, reporting.simulation_tables
+        speed = "" if self.run_speed is None else self.run_speed.sentence
+        lines = [self.setup.line] if self.setup.line else []
+        if (calibration := found.calibration) is not None:
+            on = f"the first {calibration.requests:,} requests"
+            lines.insert(0, f"Calibrated on {on}: {calibration.text}; scored on the rest.")
+        clocks = [tables.clocks_table(found)] if found.clocks else []
+        return reporting.table.Shown(
+            " ".join(filter(None, (self.foreign, found.verdict, speed))),
+            "good" if self.agrees else "bad",
+            lines,
+            [f"  {name.removesuffix('_ms')}: {meaning}" for name, meaning in validation.DEFINITIONS.items()],
+            self.warnings,
+            clocks or [tables.brief_validation_table(found)],
+            [*clocks, *([] if found.watched else [tables.validation_table(found)])],
+        )
+
     @property
     def agrees(self) -> bool:
         """Whether means are within 2 %, p90 and p99 within 4 %."""
         return self.result.agrees
-
-    @property
-    def verdict(self) -> str:
-        speed = "" if self.run_speed is None else self.run_speed.sentence
-        return " ".join(filter(None, (self.foreign, self.result.verdict, speed)))
-
-    @property
-    def state(self) -> State:
-        return "good" if self.agrees else "bad"
 
     @property
     def frame(self) -> Any:
@@ -83,16 +94,10 @@ class Validation(Answer):
             for statistic, each in figures.items()
         )
 
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        clocks = [reporting.clocks_table(self.result)] if self.result.clocks else []
-        if brief or self.result.watched:
-            return clocks or [reporting.brief_validation_table(self.result)]
-        return [*clocks, reporting.validation_table(self.result)]
-
     def plot(self) -> "Figure":
         if self.result.watched:
             raise WrongUsage("a watched server tells of no single request", where="--figure", remedy="Leave it out.")
-        return reporting.validation_figure(self.result)
+        return reporting.simulation_figures.validation_figure(self.result)
 
     def to_json(self) -> dict[str, Any]:
         return self.result.to_json() | {
@@ -102,18 +107,6 @@ class Validation(Answer):
             "run_speed": self.run_speed and self.run_speed.to_json(),
             "warnings": [each.to_json() for each in self.warnings],
         }
-
-    @property
-    def lines(self) -> list[str]:
-        found, calibration = [self.setup.line] if self.setup.line else [], self.result.calibration
-        if calibration is None:
-            return found
-        on = f"the first {calibration.requests:,} requests"
-        return [f"Calibrated on {on}: {calibration.text}; scored on the rest.", *found]
-
-    @property
-    def details(self) -> list[str]:
-        return [f"  {name.removesuffix('_ms')}: {meaning}" for name, meaning in validation.DEFINITIONS.items()]
 
 
 @verb(ValidateRequest)
@@ -233,24 +226,18 @@ class LedgerAnswer(WithPage):
     result: validation.Ledger
     title = "Ledger of promises"
 
-    @property
-    def verdict(self) -> str:
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
         kept, all_ = self.result.kept
-        if not all_:
-            return "The ledger has no run of a planned load."
-        return f"{kept} of {count_text(all_, 'promise')} kept, in {count_text(len(self.result.counted), 'run')}."
-
-    @property
-    def state(self) -> State:
-        kept, all_ = self.result.kept
-        return "good" if all_ and kept == all_ else "doubt" if not all_ else "bad"
-
-    @property
-    def lines(self) -> list[str]:
-        return reporting.ledger_lines(self.result)
-
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        return [reporting.ledger_table(self.result, brief=brief)] if self.result.entries else []
+        verdict = f"{kept} of {count_text(all_, 'promise')} kept, in {count_text(len(self.result.counted), 'run')}."
+        state: State = "good" if all_ and kept == all_ else "doubt" if not all_ else "bad"
+        return reporting.table.Shown(
+            verdict if all_ else "The ledger has no run of a planned load.",
+            state,
+            reporting.simulation_tables.ledger_lines(self.result),
+            brief=[reporting.simulation_tables.ledger_table(self.result, brief=True)],
+            tables=[reporting.simulation_tables.ledger_table(self.result)],
+        )
 
     def to_json(self) -> dict[str, Any]:
         kept, all_ = self.result.kept

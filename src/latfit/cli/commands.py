@@ -258,7 +258,7 @@ def engine(
     latfit simulate engine --fit gpu.fit.json --kv-blocks 2588 --rate 2/s \\
         --lengths 512:128
     """
-    from latfit.reporting import would_carry
+    from latfit.reporting import brief
 
     found = _simulate("simulate_engine", request, output, report)
     if not found.stable:
@@ -266,7 +266,7 @@ def engine(
         served = format_rate(best.summary.throughput_per_s)
         unmet = f"no engine carries {format_rate(best.rate_per_s)}: {best.engine} serves {served}"
         where = "--rate" if request.arrivals is None else "--arrivals"
-        raise SlaOutOfReach(unmet, where=where, remedy=would_carry(found.runs))
+        raise SlaOutOfReach(unmet, where=where, remedy=brief.would_carry(found.runs))
 
 
 @subverb(simulate)

@@ -204,15 +204,15 @@ def feasible_sla(fit: "Fit", least_ms: float = SLA_MS) -> str:
 
 
 def _print_overview(stored: Sequence[Stored], *, verbose: bool) -> None:
-    from latfit.reporting import data_line, fits_table
+    from latfit.reporting import steps
 
     ordered = sorted(stored, key=lambda each: each.problem is not None)
     shown = ordered if verbose else ordered[:MAX_ROWS]
-    print_table(fits_table([(each.system, each.fit.result) for each in shown]))
+    print_table(steps.fits_table([(each.system, each.fit.result) for each in shown]))
     if len(shown) < len(stored):
         say(f"... and {len(stored) - len(shown):,} more: --verbose shows them.")
     facts = stored[0].fit.result.data.to_json()
-    say(data_line({**facts, "rows_used": sum(each.fit.result.data.rows_used or 0 for each in stored)}))
+    say(steps.data_line({**facts, "rows_used": sum(each.fit.result.data.rows_used or 0 for each in stored)}))
     reasons = [f"{each.system}: {each.problem[0]}" for each in ordered if each.problem]
     print_messages(reasons if verbose else reasons[:MAX_ROWS])
 

@@ -267,10 +267,10 @@ def check_files(out: Path | None = None, figure: Path | None = None, report: Pat
     for target in filter(None, (out, figure)):
         check_writable(target)
     if report is not None:
-        from latfit.reporting import PAGE_NAME
+        from latfit.reporting import layout
 
         make_folder(report)
-        check_writable(report / PAGE_NAME)
+        check_writable(report / layout.PAGE_NAME)
 
 
 def answer(name: str, request: Any, output: OutputOptions, *, busy: str = "", **files: Path | None) -> Any:
@@ -299,8 +299,8 @@ def write_files(
         write_bytes(figure, style.png(found.plot()))
     if report is not None:
         from latfit.provenance import command_line, utc_now
-        from latfit.reporting import Making, write_page
+        from latfit.reporting import layout
 
-        report = write_page(report, found.page(Making(command_line(), utc_now()))).html
+        report = layout.write_page(report, found.page(layout.Making(command_line(), utc_now()))).html
     for written in filter(None, (out, figure, report)):
         note(f"Wrote {written}.", quiet=quiet)

@@ -17,10 +17,10 @@ from latfit.errors import printable, silent
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from latfit import reporting
     from latfit.api.answer import Answer, State
     from latfit.cli.options import OutputOptions
     from latfit.messages import Message
-    from latfit.reporting import Table
 
 MAX_WARNINGS = 2  # without --verbose
 NUMBER_AND_UNIT = re.compile(r"(\d) (%|(?:ns|µs|ms|s|min|h|req/s)\b)")  # what stays on one line
@@ -113,12 +113,12 @@ def print_json(document: Any) -> None:
     echo(text)
 
 
-def print_table(table: "Table") -> None:
+def print_table(table: "reporting.table.Table") -> None:
     from rich.console import Console
 
-    from latfit.reporting import table_text
+    from latfit import reporting
 
-    _print(table_text(table, Console()))
+    _print(reporting.table.table_text(table, Console()))
 
 
 def print_messages(messages: "Iterable[Message | str]", *, verbose: bool = True, kind: str = "warning") -> None:
@@ -158,20 +158,20 @@ def print_answer(found: "Answer", options: "OutputOptions", state: "State | None
     if options.json:
         print_json(found.to_json())
         return
-    from latfit.reporting import CommandLine
+    from latfit.reporting import table
 
     # Some lines are simulated, which takes a while and may fail: before anything is printed.
     lines = [*found.lines, *(found.details if options.verbose else ())]
     sentence, tables = found.verdict, found.tables(brief=not options.verbose)
     if sentence:
         verdict(sentence, found.state if state is None else state)
-    for i, table in enumerate(tables):
+    for i, each in enumerate(tables):
         if sentence or i:
             echo()
-        print_table(table)
+        print_table(each)
     for line in lines:
         text = line.lstrip(" ")
-        if isinstance(line, CommandLine):
+        if isinstance(line, table.CommandLine):
             echo(line)
         else:
             say(text, " " * (len(line) - len(text)))

@@ -194,10 +194,10 @@ def show(
 ) -> None:
     """Show the paths: source, range, latency of batches.
 
-    With -v every batch, and the fitted peak beside the machine's.
+    With -v every batch, and the fitted peak next to the machine's.
     """
     from latfit.api import Hardware as Machine
-    from latfit.reporting import ceilings_table, estimates, estimates_table, paths_table
+    from latfit.reporting import steps
 
     tokens, known = tokens_per_request or 1, Machine(hardware)
     if not known.result.paths:
@@ -206,12 +206,12 @@ def show(
     if output.json:
         print_json({"hardware": str(hardware), "paths": described})
         return
-    print_table(paths_table(known.result, tokens, context))
+    print_table(steps.paths_table(known.result, tokens, context))
     print_messages(known.outside(tokens, context), kind="note")
     if output.verbose:
         paths = known.result.paths.values()
-        tables = [estimates_table(each.label, estimates(each, tokens, context), tokens) for each in paths]
-        shares = ceilings_table(known.result)
+        tables = [steps.estimates_table(each.label, steps.estimates(each, tokens, context), tokens) for each in paths]
+        shares = steps.ceilings_table(known.result)
         for table in [*tables, shares] if shares.rows else tables:
             echo()
             print_table(table)

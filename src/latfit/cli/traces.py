@@ -41,7 +41,7 @@ def ingest(
 
     from latfit.files import check_writable
     from latfit.provenance import run_facts
-    from latfit.reporting import data_line
+    from latfit.reporting import steps
     from latfit.trace import check_trace_name, data_facts, reading_notes, write_trace
 
     sources = [Path(each) for each in request.source]
@@ -67,7 +67,7 @@ def ingest(
     if output.json:
         print_json({**{name: data[name] for name in SHOWN_FACTS}, "notes": notes, "out": str(out)})
         return
-    say(data_line(data))
+    say(steps.data_line(data))
     if output.verbose:
         say(f"{read!r}.")
     print_messages(notes, kind="note")
@@ -89,7 +89,7 @@ def show(
     Example: latfit trace show trace.parquet --figure coverage.png
     """
     from latfit.files import check_writable
-    from latfit.reporting import data_line, requests_line
+    from latfit.reporting import fit_figures, steps
     from latfit.trace import coverage_of, data_facts, reading_notes
 
     if figure is not None:
@@ -97,15 +97,13 @@ def show(
     read = read_sources(request, quiet=output.silent)
     data, found, notes = data_facts(read, {}, read.trace), coverage_of(read.trace), reading_notes(read)
     if figure is not None:
-        from latfit.reporting import write_coverage
-
-        write_coverage(figure, read.trace)
+        fit_figures.write_coverage(figure, read.trace)
     if output.json:
         print_json({**{name: data[name] for name in SHOWN_FACTS}, **found.to_json(), "notes": notes})
         return
-    say(data_line(data))
+    say(steps.data_line(data))
     _print_coverage(found, verbose=output.verbose)
-    if sentence := requests_line(read.everything.provenance):
+    if sentence := steps.requests_line(read.everything.provenance):
         say(sentence)
     print_messages(notes, kind="note")
     if figure is not None:
@@ -115,9 +113,9 @@ def show(
 
 
 def _print_coverage(found: "Coverage", *, verbose: bool) -> None:
-    from latfit.reporting import coverage_table
+    from latfit.reporting import steps
 
-    print_table(coverage_table(found))
+    print_table(steps.coverage_table(found))
     if found.seconds is not None:
         say(f"Time covered: {format_ms(found.seconds * 1e3)} in {found.runs} run{'s' if found.runs > 1 else ''}.")
     drift = {run: format_percent(100 * change, signed=True) for run, change in found.drift.items()}

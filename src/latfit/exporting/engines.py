@@ -23,7 +23,7 @@ REASONS: Mapping[str, str] = {
     "requests": "Requests that a replica runs at once: {best}.",
     "tokens": "Tokens of a step, of prompts and decoding together: {best}.",
     "chunk": "Tokens of one prompt in a step: {best}.",
-    "chunked": "Prompts are computed in chunks beside requests that decode, as in the plan.",
+    "chunked": "Prompts are computed in chunks, together with decoding requests, as in the plan.",
     "whole": "Whole prompts in steps of their own have a higher capacity in simulation than chunks.",
     "gpu_prompts": "The prompt length from which the GPU is as fast (B1 in tokens).",
     "length": "A whole prompt has to fit into a step.",

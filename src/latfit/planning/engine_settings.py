@@ -157,7 +157,7 @@ def engine_settings(
         prompt = f" and a prompt of {serving.prompt_tokens:,} tokens within {ttft}" if ttft else ""
         reason = f"no token budget up to {top:,} keeps a step within {format_ms(tpot)}{prompt}"
         if (fastest := float(engine.slowest_ms(np.array([2.0]), chunk + 1)[0])) > tpot:
-            reason = f"a step with {chunk} prefill tokens beside one decoding request takes {format_ms(fastest)}"
+            reason = f"a step with {chunk} prefill tokens and one decoding request takes {format_ms(fastest)}"
             reason += f" (decode alone: {most} requests within {format_ms(tpot)})"
         return Unknown(f"on {path.label} {reason}; relax the SLA, or serve prefill apart")
     first = f", first token of {serving.prompt_tokens:,} within {ttft}" if ttft else ""

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from latfit.metrics import Buckets, Diagnosis, Interval
 from latfit.planning import LEVEL, REPLICATIONS, WhatIf
 from latfit.profiling import Inventory
-from latfit.reporting.plan.serving import stall_text
+from latfit.reporting.serving import stall_text
+from latfit.reporting.table import Shown
 from latfit.units import format_bytes, format_ms, format_percent, format_rate, number
 from latfit.validation import TOLERANCE, PhaseSpeed
 
@@ -85,7 +86,7 @@ def _changes(what_if: WhatIf) -> list[str]:
     return lines
 
 
-def describe_machine(found: Inventory) -> tuple[str, list[str]]:
+def show_machine(found: Inventory) -> Shown:
     machine, isa = found.machine, found.isa
     usable = len(machine["affinity"] or [])
     shared = "" if usable == machine["cores"] else f", {usable} of them usable"
@@ -103,8 +104,7 @@ def describe_machine(found: Inventory) -> tuple[str, list[str]]:
         f"  ready: {'; '.join(ready)}.",
     ]
     lines += [f"  missing: {each.name}: {each.missing}. {each.remedy}" for each in found.features if not each.ready]
-    verdict = f"{len(ready)} of {len(found.features)} features are ready on this machine."
-    return verdict, lines
+    return Shown(f"{len(ready)} of {len(found.features)} features are ready on this machine.", lines=lines)
 
 
 def window_lines(

@@ -9,7 +9,7 @@ from typing import Any
 from latfit.fitting import Change, Compared, PhaseChange, RegionChange
 from latfit.hardware import BatchEstimate, ExecutionPath, HardwareProfile, PathLatency, beside_the_fit
 from latfit.model import FitResult
-from latfit.reporting.fit.tables import LINEAR, parameters
+from latfit.reporting.fit_tables import LINEAR, parameters
 from latfit.reporting.table import Column, Table, count, facts_table, make_table, of_share, signed_percent, span
 from latfit.trace import PERIOD, Coverage, request_times, time_quantile
 from latfit.units import format_ms, format_percent, format_rate, number

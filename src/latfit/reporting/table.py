@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from markupsafe import Markup, escape
 
 from latfit.errors import printable
+from latfit.messages import Message
 from latfit.units import format_ms, format_percent, number
 
 if TYPE_CHECKING:
@@ -70,6 +71,20 @@ class KeyNumber:
     label: str
     value: str
     detail: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What an answer shows on a terminal, in a notebook, on a page."""
+
+    verdict: str = ""
+    state: State = "good"
+    lines: Sequence[str] = ()
+    details: Sequence[str] = ()  # with --verbose
+    messages: Sequence[Message | str] = ()  # a plain sentence is a warning
+    brief: Sequence[Table] = ()  # without --verbose
+    tables: Sequence[Table] = ()  # empty: the brief ones
+    numbers: Sequence[KeyNumber] = ()  # on a page
 
 
 @dataclass(frozen=True)

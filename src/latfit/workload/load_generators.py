@@ -174,7 +174,7 @@ def _mooncake(source: Source, log: Log) -> Rows:
 
 
 def _summary(source: Source, _: Log) -> Rows:
-    remedy = "Give the file beside it: profile_export.json(l), or per_request_lifecycle_metrics.json (inference-perf)."
+    remedy = "Give the file next to it: profile_export.json(l), or per_request_lifecycle_metrics.json (inference-perf)."
     raise BadInput("holds statistics of a run, not its requests", remedy=remedy)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latfit.api import Recorded, RecordedFit, fit, fit_recording, validate
+from latfit.api import Recorded, fit, fit_recording, validate
 from latfit.metrics.server import Reading
 from latfit.metrics.state import state_of
 from latfit.record.polling import MetricsRecorder
@@ -54,11 +54,11 @@ def of_texts(texts: Mapping[float, str], out: Path) -> Recorded:
 
 
 @pytest.fixture(scope="module")
-def found(engine: Served, tmp_path_factory: pytest.TempPathFactory) -> RecordedFit:
+def found(engine: Served, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return fit_recording(recorded(engine, tmp_path_factory.mktemp("watch") / "t.pq"))
 
 
-def test_the_simulated_load_has_the_times_that_the_server_counted(found: RecordedFit) -> None:
+def test_the_simulated_load_has_the_times_that_the_server_counted(found: Recorded) -> None:
     """With the planted model within 4 %; one that is chosen goes beyond the windows, whose quiet ones are not used."""
     line = validate(fit(found.out, model="linear"), found.out, service="deterministic")
     assert [each.error_pct for each in line.result.clocks.values()] == pytest.approx([0, 0, 0], abs=4)
@@ -69,7 +69,7 @@ def test_the_simulated_load_has_the_times_that_the_server_counted(found: Recorde
     assert json.loads(json.dumps(found.to_json()))["validation"]["verdict"] == found.validation.verdict
 
 
-def test_a_plan_for_the_load_that_was_seen_is_next(found: RecordedFit, engine: Served) -> None:
+def test_a_plan_for_the_load_that_was_seen_is_next(found: Recorded, engine: Served) -> None:
     seen = (engine.last > BEGIN_S) & (engine.last <= END_S)
     lengths = f"--lengths {round(engine.prompt[seen].mean())}:{round(engine.output[seen].mean())}"
     assert found.next[0].startswith(f"latfit plan --fit {found.fit_file} --rate 12")

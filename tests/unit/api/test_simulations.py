@@ -129,6 +129,10 @@ class TestEngines:
         assert found.verdict.startswith("Stable at 5 req/s")
         assert len(repr(found.runs[0])) < 200
 
+    def test_the_mapping_of_settings_holds_settings_alone(self, fit: Path) -> None:
+        with pytest.raises(WrongUsage, match=r"^engine: 'seed' is no setting"):
+            latfit.simulate_engine(fit, "5/s", "64:32", engine={"seed": 3})
+
 
 class TestValidation:
     def test_a_run_in_a_table_agrees_with_itself(self, fit: Path) -> None:

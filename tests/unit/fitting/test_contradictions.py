@@ -76,7 +76,7 @@ def test_the_rest_is_fitted_as_without_them_and_they_are_named() -> None:
     told = found.diagnostics.contradictions
     assert told is not None
     assert (told["left_out"], told["kept"]) == (3, 0)
-    assert warning.message.startswith("3 steps are far from those beside: ")
+    assert warning.message.startswith("3 steps are far from similar steps: ")
     for row in planted:
         step = f"B={clean.floats('B')[row]:g}, S={clean.floats('S')[row]:,g} took "
         assert step in warning.message

@@ -22,7 +22,7 @@ from latfit.model.fit_parts import (
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.registry import FAMILY
 from latfit.planning.plan import make_plan
-from latfit.reporting.fit.page import ReportInput
+from latfit.reporting.page import ReportInput
 from latfit.stats import error_metrics
 from latfit.trace.table import Trace
 

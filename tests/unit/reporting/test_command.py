@@ -33,7 +33,7 @@ def save(profile: HardwareProfile) -> None:
 def test_the_rows_of_the_fit_are_found_again(stored: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report(sla="20ms")
     said = capsys.readouterr()
-    assert said.out == "Wrote reports/report.html and 2 pictures beside it.\n"
+    assert said.out == "Wrote reports/report.html and 2 pictures next to it.\n"
     assert said.err == ""
     assert (stored / "reports" / "measured-vs-predicted.png").exists()
     assert "Within 20" in (stored / "reports" / "report.html").read_text()
@@ -55,7 +55,7 @@ def test_rows_that_are_gone_are_a_note(stored: Path, capsys: pytest.CaptureFixtu
     Path("trace.parquet").unlink()
     report()
     said = capsys.readouterr()
-    assert "1 picture beside" in said.out
+    assert "1 picture next to" in said.out
     assert "figures that need rows are left out" in " ".join(said.out.split())
     assert "figures that need rows are left out" in Path("reports/report.html").read_text()
 

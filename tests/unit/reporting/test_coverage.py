@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latfit.reporting.fit.figures import coverage_figure, write_coverage
+from latfit.reporting.fit_figures import coverage_figure, write_coverage
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
 from tests.unit.trace.test_clean import serving_log

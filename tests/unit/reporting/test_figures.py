@@ -10,10 +10,10 @@ from latfit.model.fit_result import FitResult
 from latfit.model.registry import FAMILY
 from latfit.planning import PlanOptions, latency_lines
 from latfit.reporting import style
-from latfit.reporting.fit.figures import PANELS, fit_figure, fit_pictures
-from latfit.reporting.fit.page import ReportInput, render, sla_line
-from latfit.reporting.fit.plot_data import FitView, SlaLine
-from latfit.reporting.plan.figures import latency_figure, plan_pictures
+from latfit.reporting.fit_figures import PANELS, fit_figure, fit_pictures
+from latfit.reporting.page import ReportInput, render, sla_line
+from latfit.reporting.plan_figures import latency_figure, plan_pictures
+from latfit.reporting.plot_data import FitView, SlaLine
 from latfit.trace.table import Trace
 from tests.unit.reporting.conftest import fit_of, machine, planted_ms, planted_rows, two_paths
 

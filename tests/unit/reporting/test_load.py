@@ -18,9 +18,9 @@ from latfit.hardware.profile import HardwareProfile, nominal_path
 from latfit.planning.plan import make_plan
 from latfit.planning.request import PlanOptions
 from latfit.planning.result import Cutoff, Plan
-from latfit.reporting.fit import page
-from latfit.reporting.fit.page import ReportInput, render
+from latfit.reporting import page
 from latfit.reporting.layout import Rendered
+from latfit.reporting.page import ReportInput, render
 from latfit.units import format_ms, format_rate
 from tests.unit.reporting.test_page import Outline
 

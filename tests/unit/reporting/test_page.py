@@ -14,8 +14,8 @@ from latfit.model.fit_parts import CrossValidation, DataFacts
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.planning.plan import make_plan
 from latfit.reporting import layout
-from latfit.reporting.fit.page import ReportInput, render, write_report
 from latfit.reporting.layout import Making
+from latfit.reporting.page import ReportInput, render, write_report
 from latfit.reporting.table import prose
 from latfit.trace.table import Trace
 from tests.unit.reporting.conftest import fit_of, held_out, machine, two_paths

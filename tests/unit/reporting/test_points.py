@@ -5,7 +5,7 @@ import pytest
 from msgspec import structs
 
 from latfit.model.fit_result import FitResult
-from latfit.reporting.fit.plot_data import Agreement, FitView, gather_cells
+from latfit.reporting.plot_data import Agreement, FitView, gather_cells
 from latfit.trace.table import Trace
 from tests.unit.reporting.conftest import planted_ms
 

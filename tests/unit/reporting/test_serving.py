@@ -8,8 +8,8 @@ from latfit.api.serving import EnginePlan
 from latfit.planning import Stall, Stalls
 from latfit.planning.serving.result import Effect
 from latfit.reporting.layout import Making
-from latfit.reporting.plan.figures import distribution_figure
-from latfit.reporting.plan.serving import effect_bars, serving_page, stall_text, stalls_table
+from latfit.reporting.plan_figures import distribution_figure
+from latfit.reporting.serving import effect_bars, serving_page, stall_text, stalls_table
 from tests.conftest import ROOT
 from tests.unit.reporting.test_page import Outline
 

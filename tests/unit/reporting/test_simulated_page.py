@@ -12,8 +12,8 @@ from latfit.cli.app import run
 from latfit.errors import TargetNotWritable
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import add_path, nominal_path
+from latfit.reporting.brief import policies_verdict
 from latfit.reporting.layout import Making
-from latfit.reporting.simulation.brief import policies_verdict
 from latfit.simulation.policies.result import ClassTimes, SimResult
 from latfit.simulation.policies.service import System, linear_path, table_path
 from latfit.units import format_ms

@@ -9,7 +9,7 @@ from msgspec import structs
 from latfit.hardware.nominal import parse_nominal
 from latfit.hardware.profile import ExecutionPath, nominal_path
 from latfit.model.fit_result import FitResult
-from latfit.reporting.fit.tables import describe_path, what_is_known
+from latfit.reporting.fit_tables import describe_path, what_is_known
 from tests.unit.reporting.conftest import planted_rows
 
 PROFILED = {

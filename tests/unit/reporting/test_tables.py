@@ -9,10 +9,10 @@ from latfit.model.fit_parts import CrossValidation
 from latfit.model.fit_result import FitResult
 from latfit.planning.plan import make_plan
 from latfit.planning.result import Plan
-from latfit.reporting.fit import tables
-from latfit.reporting.fit.page import ReportInput
-from latfit.reporting.plan.tables import key_numbers, step_tables, thresholds_table
-from latfit.reporting.simulation.tables import with_interval
+from latfit.reporting import fit_tables as tables
+from latfit.reporting.page import ReportInput
+from latfit.reporting.plan_tables import key_numbers, step_tables, thresholds_table
+from latfit.reporting.simulation_tables import with_interval
 from latfit.reporting.table import Table, make_table, table_html
 from tests.unit.reporting.conftest import held_out, machine, two_paths
 
@@ -107,7 +107,7 @@ class TestPlanTables:
     def test_a_hopeless_sla_has_no_numbers(self, fit: FitResult) -> None:
         plan = make_plan(machine(cpu=fit), 1.0)
         assert [item.label for item in key_numbers(plan)] == []
-        assert step_tables(plan) == []
+        assert [table for table in step_tables(plan) if table.rows] == []
 
 
 class TestChecks:

@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from time import monotonic
 from typing import Any
 
@@ -35,40 +36,34 @@ class Examination(Answer):
     gone: str = ""  # why the readings ended early
     users: tuple[int, float] | None = None  # (requests at once, TPOT in ms) that the fit allows
 
-    @property
-    def verdict(self) -> str:
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
         found, figures = self.diagnosis, self.diagnosis.figures
-        parts = [f"{found.engine} at {self.server} {reporting.BINDING[found.binding]}"]
+        parts = [f"{found.engine} at {self.server} {reporting.running.BINDING[found.binding]}"]
         pace = {"TPOT": figures["tpot_ms"], "a step": figures["T_ms"]}  # llama.cpp publishes no TPOT
         known = [f"{format_ms(value)} {name}" for name, value in pace.items() if math.isfinite(value)]
         if found.binding != "idle" and math.isfinite(figures["running"]) and known:
             parts.append(f"{number(figures['running'], 2)} requests at once at {known[0]}")
         if self.users is not None:
             parts.append(f"up to {self.users[0]:,} within {format_ms(self.users[1])}")
-        if self.diagnosis.growing:
+        if found.growing:
             parts.append("add replicas")
-        elif found.binding in reporting.REMEDY:
-            parts.append(reporting.REMEDY[found.binding])
-        return f"{'; '.join(parts)}."
-
-    @property
-    def state(self) -> State:
+        elif found.binding in reporting.running.REMEDY:
+            parts.append(reporting.running.REMEDY[found.binding])
         states: dict[str, State] = {"idle": "doubt", "unknown": "doubt", "steps": "good"}
-        return "bad" if self.gone else states.get(self.diagnosis.binding, "bad")
+        state = "bad" if self.gone else states.get(found.binding, "bad")
+        return reporting.table.Shown(f"{'; '.join(parts)}.", state, self._lines())
 
-    @property
-    def lines(self) -> list[str]:
+    def _lines(self) -> list[str]:
         gone = f"After {format_ms(1e3 * self.seen.seconds)} it {self.gone}; the figures are from before."
         lines = [*([gone] if self.gone else []), self.diagnosis.why]
         if self.diagnosis.binding == "idle":
             return lines
         speed = None if self.what_if is None else self.what_if.speed
-        lines += [
-            reporting.load_line(self.diagnosis),
-            *([speed.sentence] if speed is not None and speed.has_changed else []),
-        ]
-        lines += [f"{each.setting}: {each.why}" for each in self.diagnosis.levers]
-        return [*lines, *reporting.what_if_lines(self.what_if)]
+        changed = [speed.sentence] if speed is not None and speed.has_changed else []
+        levers = [f"{each.setting}: {each.why}" for each in self.diagnosis.levers]
+        load_line, what_if = reporting.running.load_line(self.diagnosis), reporting.running.what_if_lines(self.what_if)
+        return [*lines, load_line, *changed, *levers, *what_if]
 
     def to_json(self) -> dict[str, Any]:
         about = {"server": self.server, "verdict": self.verdict, "gone": self.gone or None}
@@ -157,8 +152,7 @@ def _read_one_run(
 def examine_machine() -> PlainAnswer:
     """Return what this machine has and lacks; nothing heavy is imported."""
     found = inventory()
-    verdict, lines = reporting.describe_machine(found)
-    return PlainAnswer(found, verdict, lines=lines)
+    return PlainAnswer(found, reporting.running.show_machine(found))
 
 
 AGAIN_S = 30.0  # after so long the capacity is predicted anew, for the load there is then
@@ -181,19 +175,25 @@ class Snapshot(Answer):
     problem: str = ""  # why the server does not answer
     speed: PhaseSpeed | None = None  # of steps, relative to the fit
 
-    @property
-    def verdict(self) -> str:
-        if self.problem:
-            return f"{self.server} {self.problem}; the figures are its last."
-        return f"{self.diagnosis.engine} at {self.server} {reporting.BINDING[self.diagnosis.binding]}."
-
-    @property
-    def state(self) -> State:
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
+        binding = self.diagnosis.binding
         kept = [found.share_within(limit) for found, limit in self._promised().values()]
-        if self.problem or any(high < 0.99 for _, high in kept):
-            return "bad"
-        sure = all(low >= 0.99 for low, _ in kept)
-        return "good" if sure and self.diagnosis.binding in ("steps", "sequences") else "doubt"
+        sure = all(low >= 0.99 for low, _ in kept) and binding in ("steps", "sequences")
+        broken = self.problem or any(high < 0.99 for _, high in kept)
+        limits = {"ttft": self.ttft_slo_ms, "tpot": self.tpot_slo_ms}
+        times = {name.upper(): (self._histogram(name), limit) for name, limit in limits.items()}
+        capacity, verdict = (
+            (self.capacity_per_s, self.unknown),
+            f"{self.server} {self.problem}; the figures are its last.",
+        )
+        if not self.problem:
+            verdict = f"{self.diagnosis.engine} at {self.server} {reporting.running.BINDING[binding]}."
+        return reporting.table.Shown(
+            verdict,
+            "bad" if broken else "good" if sure else "doubt",
+            reporting.running.window_lines(self.diagnosis, self.seen, times, capacity, self.speed),
+        )
 
     def _promised(self) -> dict[str, tuple[Buckets, float]]:
         limits = {"ttft": self.ttft_slo_ms, "tpot": self.tpot_slo_ms}
@@ -205,13 +205,6 @@ class Snapshot(Answer):
         names = ("tpot", "itl") if name == "tpot" else (name,)
         every = (self.seen.histogram(each) for each in names)
         return next((found for found in every if found is not None and found.count > 0), None)
-
-    @property
-    def lines(self) -> list[str]:
-        limits = {"ttft": self.ttft_slo_ms, "tpot": self.tpot_slo_ms}
-        times = {name.upper(): (self._histogram(name), limit) for name, limit in limits.items()}
-        capacity = self.capacity_per_s, self.unknown
-        return reporting.window_lines(self.diagnosis, self.seen, times, capacity, self.speed)
 
     def to_json(self) -> dict[str, Any]:
         slo = {}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -180,7 +181,8 @@ async def _run(live: Any, front: "Front", request: ServeRequest, drain_s: float,
     others = "; ".join(f"{counts[name]:,} {name}" for name in ("failed", "refused", "cancelled") if counts[name])
     verdict = f"Served {count_text(counts['done'], 'request')} ({by}){'; ' if others else ''}{others}."
     state: State = "doubt" if counts["failed"] or counts["refused"] else "good"
-    return PlainAnswer({"url": url, "requests": counts, "batches": batches}, verdict, state)
+    shown = reporting.table.Shown(verdict, state)
+    return PlainAnswer({"url": url, "requests": counts, "batches": batches}, shown)
 
 
 def _check_token(text: str) -> str:
@@ -205,19 +207,22 @@ class Replay(Answer):
         outcomes = [run.agrees for run in self.runs]
         return False if False in outcomes else None if None in outcomes else True
 
-    @property
-    def state(self) -> State:
-        return "good" if self.agrees else "bad" if self.agrees is False else "doubt"
-
-    @property
-    def verdict(self) -> str:
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
         counted = [run for run in self.runs if run.agrees is not None]
         disturbed = len(self.runs) - len(counted)
+        more = f" {disturbed} more were disturbed by others." if disturbed else ""
+        verdict = f"{sum(run.agrees is True for run in counted)} of {len(counted)} runs went as predicted.{more}"
         if not counted:
             most = format_percent(100 * max(run.others_share for run in self.runs))
-            return f"Cannot tell: others used up to {most} of the cores. Repeat it while they rest."
-        more = f" {disturbed} more were disturbed by others." if disturbed else ""
-        return f"{sum(run.agrees is True for run in counted)} of {len(counted)} runs went as predicted.{more}"
+            verdict = f"Cannot tell: others used up to {most} of the cores. Repeat it while they rest."
+        return reporting.table.Shown(
+            verdict,
+            "good" if self.agrees else "bad" if self.agrees is False else "doubt",
+            [note for run in self.runs for note in run.notes],
+            brief=[reporting.brief.replay_table(self.runs, brief=True)],
+            tables=[reporting.brief.replay_table(self.runs)],
+        )
 
     @property
     def frame(self) -> "DataFrame":
@@ -225,13 +230,6 @@ class Replay(Answer):
         import pandas as pd
 
         return pd.json_normalize([run.to_json() for run in self.runs], sep="_")
-
-    @property
-    def lines(self) -> list[str]:
-        return [note for run in self.runs for note in run.notes]
-
-    def tables(self, *, brief: bool = False) -> "list[reporting.Table]":
-        return [reporting.replay_table(self.runs, brief=brief)]
 
     def to_json(self) -> dict[str, Any]:
         return {"agrees": self.agrees, "verdict": self.verdict, "runs": [run.to_json() for run in self.runs]}

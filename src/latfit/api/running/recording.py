@@ -2,10 +2,12 @@
 
 import math
 import shlex
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from latfit import reporting
 from latfit.api.answer import Answer, PlainAnswer, State
 from latfit.api.fits import Fit, fit
 from latfit.api.quantities import duration as in_ms
@@ -19,9 +21,6 @@ from latfit.metrics import Buckets, Interval, Server, read_state
 from latfit.record import MetricsRecorder, texts_beside
 from latfit.trace import Trace, check_trace_name, open_source, write_trace
 from latfit.units import count_text, format_ms, number
-
-if TYPE_CHECKING:
-    from latfit.reporting import Table
 
 MIN_EVERY_MS = 100.0
 MAX_UNANSWERED = 0.05  # share of readings
@@ -37,7 +36,7 @@ COUNTED = ("windows", "preempted_windows", "polls", "unanswered", "restarts")
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Recorded(Answer):
-    """Windows of a running engine."""
+    """Windows of a running engine; `fit_recording` adds a fit, and a comparison with the server's histograms."""
 
     trace: Trace
     server: str
@@ -46,23 +45,35 @@ class Recorded(Answer):
     counts: dict[str, Any]
     slowest_s: float
     interrupted: bool = False  # by the user
+    seen: Interval | None = None  # the load, where it was fitted
+    fit: Fit | None = None
+    not_fitted: str = ""  # why there is no fit
+    validation: Validation | None = None
+    not_validated: str = ""  # why there is no comparison
 
     @property
     def busy(self) -> Trace:
         """Windows in which the engine worked all the time."""
         return self.trace.select(~self.trace["idle"].astype(bool))
 
-    @property
-    def state(self) -> State:
-        return "doubt" if self.messages and len(self.busy) else "good" if len(self.busy) else "bad"
-
-    @property
-    def verdict(self) -> str:
-        windows = count_text(len(self.trace), "window")
-        if not len(self.busy):
-            return f"{windows} of {self.engine}, and in none did it work all the time."
-        steps = number(float(self.trace.floats("window_steps").sum()), 6)
-        return f"{windows} of {self.engine}, {steps} steps: {_describe(self.busy)}"
+    @cached_property
+    def _shown(self) -> "reporting.table.Shown":
+        windows, busy, messages = count_text(len(self.trace), "window"), len(self.busy), self.messages
+        verdict = f"{windows} of {self.engine}, and in none did it work all the time."
+        if busy:
+            steps = number(float(self.trace.floats("window_steps").sum()), 6)
+            verdict = f"{windows} of {self.engine}, {steps} steps: {_describe(self.busy)}"
+        lines, details, tables = [self.not_fitted] if self.not_fitted else [], [], []
+        if self.fit is not None:
+            lines, details = [self.fit.verdict], [self.fit.range_line]
+        if self.validation is not None:
+            lines += [self.validation.verdict, *self.validation.lines]
+            tables = self.validation.tables(brief=True)
+        elif self.fit is not None:
+            lines.append(self.not_validated)
+        doubtful = messages or self.not_fitted
+        state: State = "bad" if not busy else "doubt" if doubtful else "good"
+        return reporting.table.Shown(verdict, state, lines, details, messages, tables)
 
     @property
     def messages(self) -> list[Message]:
@@ -70,14 +81,13 @@ class Recorded(Answer):
         idle = len(self.trace) - busy
         shortest_ms = float(self.trace.floats("window_ms").min()) if len(self.trace) else 0.0
         ranges = [(values.min(), values.max()) for values in map(self.busy.floats, ("B", "S"))] if busy else []
-        is_one_load = busy >= MIN_WINDOWS and all(high <= ONE_LOAD * low for low, high in ranges)
         found = {
             "unanswered": counts["unanswered"] > MAX_UNANSWERED * counts["polls"],
             "restarted": counts["restarts"],
             "preempted": counts["preempted_windows"],
             "slow_answers": self.slowest_s * 1e3 > MAX_READING * shortest_ms > 0,
             "few_windows": 0 < busy < MIN_WINDOWS,
-            "one_load": is_one_load,
+            "one_load": busy >= MIN_WINDOWS and all(high <= ONE_LOAD * low for low, high in ranges),
             "idle": idle,
         }
         values = {
@@ -87,15 +97,48 @@ class Recorded(Answer):
             "share": idle / max(len(self.trace), 1),
         }
         windows = {"preempted": counts["preempted_windows"], "few_windows": busy, "idle": idle}
-        return [
+        messages = [
             message(name, **{**values, "windows": count_text(windows.get(name, 0), "window")})
             for name, applies in found.items()
             if applies
         ]
+        if self.fit is not None:
+            messages += [each for each in [self.fit.kept_out()] if each is not None]
+            messages += [each for each in self.fit.warnings if each.code in DECIDING]
+        return messages + [each for each in (self.validation.warnings if self.validation else ()) if each.needs_action]
 
     @property
     def fit_file(self) -> Path:
         return self.out.with_suffix(".fit.json")
+
+    @property
+    def next(self) -> list[str]:
+        """Next commands: a plan for the recorded load with its p99 as limits."""
+        if self.fit is None or self.seen is None:
+            return []
+        fit, trace = shlex.quote(str(self.fit_file)), shlex.quote(str(self.out))
+        if self.seen.of_executions:
+            path = "" if "path" in self.trace else " --path gpu"
+            return [f"latfit fit {trace}{path}", "latfit plan --sla 20ms"]
+        ends = (self.seen.mean("prompt_lengths"), self.seen.mean("output_lengths"))
+        rate = self.seen.arrived / self.seen.seconds
+        load = "--rate 20/s --lengths 500:200"
+        if rate > 0 and all(tokens >= 1 for tokens in ends):
+            load = f"--rate {number(rate, 3)}/s --lengths {round(ends[0])}:{round(ends[1])}"
+        ttft = _limit(self.seen.histogram("ttft"), "500ms")
+        tpot = _limit(self.seen.histogram("tpot") or self.seen.histogram("itl"), "50ms")
+        found = [
+            f"latfit plan --fit {fit} {load} --ttft {ttft} --tpot {tpot}",
+            f"latfit doctor {shlex.quote(self.server)} --fit {fit}",
+        ]
+        if self.validation is not None:
+            setup = self.validation.setup
+            assumed = {LIMIT: f"--max-num-seqs {setup.settings.max_num_seqs}", "synchronous": "--synchronous"}
+            options = [option for name, option in assumed.items() if not setup.is_known(name)]
+            if options:
+                again = f"latfit validate {fit} {trace} {' '.join(options)}"
+                found.append(f"{again}  # assumed above; as the engine has it")
+        return found
 
     def to_json(self) -> dict[str, Any]:
         before, after = texts_beside(self.out)
@@ -110,6 +153,12 @@ class Recorded(Answer):
             "steps": float(self.trace.floats("window_steps").sum()),
             "interrupted": self.interrupted,
             "warnings": [each.to_json() for each in self.messages],
+            "fit_file": self.fit and str(self.fit_file),
+            "fit": self.fit and self.fit.to_json(),
+            "not_fitted": self.not_fitted or None,
+            "validation": self.validation and self.validation.to_json(),
+            "not_validated": self.not_validated or None,
+            "next": self.next,
         }
 
 
@@ -143,7 +192,7 @@ def record_passes(request: RecordRequest) -> PlainAnswer:
     busy, lost = trace.select(~trace["idle"].astype(bool)), trace.provenance.get("lost_steps", 0)
     counts = {"steps": len(busy), "lost_steps": lost, "unread_messages": recorder.unread}
     document = {"out": str(target), "server": request.url, **counts, "interrupted": interrupted}
-    return PlainAnswer(document, f"{len(busy):,} steps: {_describe(busy)}")
+    return PlainAnswer(document, reporting.table.Shown(f"{len(busy):,} steps: {_describe(busy)}"))
 
 
 @verb(RecordRequest)
@@ -184,84 +233,6 @@ def record_server(request: RecordRequest) -> Recorded:
     return Recorded(trace, str(server), recorder.last.state.engine, target, counts, slowest, interrupted)
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class RecordedFit(Recorded):
-    """A recording with its fit, and the simulated load compared with the server's histograms."""
-
-    seen: Interval = field(kw_only=True)
-    fit: Fit | None = None
-    not_fitted: str = ""  # why there is no fit
-    validation: Validation | None = None
-    not_validated: str = ""  # why there is no comparison
-
-    @property
-    def state(self) -> State:
-        is_usable = self.fit is not None and self.fit.kept_out() is None
-        return super().state if is_usable or not len(self.busy) else "doubt"
-
-    @property
-    def lines(self) -> list[str]:
-        if self.fit is None:
-            return [self.not_fitted]
-        if self.validation is None:
-            return [self.fit.verdict, self.not_validated]
-        return [self.fit.verdict, self.validation.verdict, *self.validation.lines]
-
-    @property
-    def details(self) -> list[str]:
-        return [] if self.fit is None else [self.fit.range_line]
-
-    @property
-    def messages(self) -> list[Message]:
-        found = super().messages
-        if self.fit is not None and (kept_out := self.fit.kept_out()) is not None:
-            found.append(kept_out)
-        found += [each for each in (self.fit.warnings if self.fit else ()) if each.code in DECIDING]
-        return found + [each for each in (self.validation.warnings if self.validation else ()) if each.needs_action]
-
-    @property
-    def next(self) -> list[str]:
-        """Next commands: a plan for the recorded load with its p99 as limits."""
-        if self.fit is None:
-            return []
-        fit, trace = shlex.quote(str(self.fit_file)), shlex.quote(str(self.out))
-        if self.seen.of_executions:
-            path = "" if "path" in self.trace else " --path gpu"
-            return [f"latfit fit {trace}{path}", "latfit plan --sla 20ms"]
-        ends = (self.seen.mean("prompt_lengths"), self.seen.mean("output_lengths"))
-        rate = self.seen.arrived / self.seen.seconds
-        load = "--rate 20/s --lengths 500:200"
-        if rate > 0 and all(tokens >= 1 for tokens in ends):
-            load = f"--rate {number(rate, 3)}/s --lengths {round(ends[0])}:{round(ends[1])}"
-        ttft = _limit(self.seen.histogram("ttft"), "500ms")
-        tpot = _limit(self.seen.histogram("tpot") or self.seen.histogram("itl"), "50ms")
-        found = [
-            f"latfit plan --fit {fit} {load} --ttft {ttft} --tpot {tpot}",
-            f"latfit doctor {shlex.quote(self.server)} --fit {fit}",
-        ]
-        if self.validation is not None:
-            setup = self.validation.setup
-            assumed = {LIMIT: f"--max-num-seqs {setup.settings.max_num_seqs}", "synchronous": "--synchronous"}
-            options = [option for name, option in assumed.items() if not setup.is_known(name)]
-            if options:
-                again = f"latfit validate {fit} {trace} {' '.join(options)}"
-                found.append(f"{again}  # assumed above; as the engine has it")
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        return super().to_json() | {
-            "fit_file": self.fit and str(self.fit_file),
-            "fit": self.fit and self.fit.to_json(),
-            "not_fitted": self.not_fitted or None,
-            "validation": self.validation and self.validation.to_json(),
-            "not_validated": self.not_validated or None,
-            "next": self.next,
-        }
-
-    def tables(self, *, brief: bool = False) -> "list[Table]":
-        return [] if self.validation is None else self.validation.tables(brief=True)
-
-
 def _limit(seen: Buckets | None, default: str) -> str:
     low, high = (math.nan, math.nan) if seen is None else seen.bucket(0.99)
     edge = high if math.isfinite(high) else 2 * low
@@ -272,7 +243,7 @@ def _say(error: LatfitError) -> str:
     return message("failed", found=error.found, remedy=error.remedy).text
 
 
-def fit_recording(recorded: Recorded) -> RecordedFit:
+def fit_recording(recorded: Recorded) -> Recorded:
     """Fit what `record_server` wrote, simulate the load, and compare with the server's histograms.
 
     The result says why there is no fit or comparison. Raises TargetNotWritable.
@@ -281,17 +252,18 @@ def fit_recording(recorded: Recorded) -> RecordedFit:
     begin_s, end_s = recorded.trace.provenance["texts_at_s"]
     watched_s = max(float(end_s) - float(begin_s), 1e-3)
     seen = Interval(read_state(open_source(before)), read_state(open_source(after)), watched_s)
-    about: dict[str, Any] = {each.name: getattr(recorded, each.name) for each in fields(recorded)} | {"seen": seen}
+    found = replace(recorded, seen=seen)
     try:
-        about["fit"] = fit(recorded.out)
+        found = replace(found, fit=fit(recorded.out))
     except LatfitError as error:
         recorded.fit_file.unlink(missing_ok=True)
-        return RecordedFit(**about, not_fitted=f"Not fitted: {_say(error)}", not_validated="There is no fit.")
-    about["fit"].save(recorded.fit_file)
+        return replace(found, not_fitted=f"Not fitted: {_say(error)}", not_validated="There is no fit.")
+    assert found.fit is not None
+    found.fit.save(recorded.fit_file)
     if seen.finished < MIN_FINISHED:
         ended = f"{number(max(seen.finished, 0.0))} requests ended in this time"
-        return RecordedFit(**about, not_validated=f"{NOT_COMPARED}{ended}. Record for longer.")
+        return replace(found, not_validated=f"{NOT_COMPARED}{ended}. Record for longer.")
     try:
-        return RecordedFit(**about, validation=validate(recorded.fit_file, recorded.out))
+        return replace(found, validation=validate(recorded.fit_file, recorded.out))
     except LatfitError as error:
-        return RecordedFit(**about, not_validated=f"{NOT_COMPARED}{_say(error)}")
+        return replace(found, not_validated=f"{NOT_COMPARED}{_say(error)}")

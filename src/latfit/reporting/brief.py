@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from latfit.live import Compared
-from latfit.reporting.simulation import tables
-from latfit.reporting.simulation.tables import half_width, measured_times, named, rate_text
+from latfit.reporting import simulation_tables as tables
+from latfit.reporting.simulation_tables import half_width, measured_times, named, rate_text
 from latfit.reporting.table import KeyNumber, Table, Verdict, make_table, of_share
 from latfit.simulation import UNLIMITED, EngineResult, SimResult, Times, p99_difference
 from latfit.units import format_ms, format_rate, number

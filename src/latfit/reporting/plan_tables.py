@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from latfit.engines import BY_KEY, engine_key
@@ -23,9 +22,9 @@ from latfit.planning import (
 from latfit.reporting.table import (
     CommandLine,
     KeyNumber,
+    Shown,
     State,
     Table,
-    Verdict,
     count,
     facts_table,
     make_table,
@@ -51,8 +50,7 @@ VERDICTS = {"meets": "SLA met", "likely": "SLA likely met", "misses": "SLA misse
 def plan_tables(plan: Plan) -> list[Table]:
     engine = [] if plan.settings is None else [settings_table(plan.settings), choices_table(plan.settings)]
     thresholds = [thresholds_table(plan)] if plan.both_paths else []
-    tables = (*thresholds, _strategies(plan), _sensitivity(plan), *engine, *step_tables(plan))
-    return [table for table in tables if table.rows]
+    return [*thresholds, _strategies(plan), _sensitivity(plan), *engine, *step_tables(plan)]
 
 
 def step_tables(plan: Plan) -> list[Table]:
@@ -72,7 +70,7 @@ def step_tables(plan: Plan) -> list[Table]:
         )
 
     doubts = make_table(
-        f"Measure these points: {sla} is in doubt there",
+        f"Measure these points: whether they meet {sla} is not known",
         plan.steps_in_doubt,
         ("path", "path"),
         ("B", "B", count),
@@ -81,8 +79,7 @@ def step_tables(plan: Plan) -> list[Table]:
         ("95 % interval", lambda row: f"{format_ms(row.low_ms)} to {format_ms(row.high_ms)}"),
     )
     at_batch = inverse("tokens", plan.S_at_B, ("requests B", "B"), "S")
-    at_tokens = inverse("requests", plan.B_at_S, ("tokens S", "S"), "B")
-    return [table for table in (at_batch, at_tokens, doubts) if table.rows]
+    return [at_batch, inverse("requests", plan.B_at_S, ("tokens S", "S"), "B"), doubts]
 
 
 def key_numbers(plan: Plan) -> list[KeyNumber]:
@@ -226,7 +223,7 @@ def settings_table(settings: Settings) -> Table:
         ("concurrent sequences", settings.max_num_seqs, count),
         ("tokens per step", settings.max_num_batched_tokens, count),
         ("fewest tokens per step for the TTFT target", settings.min_num_batched_tokens, count),
-        ("prefill chunk beside them", settings.chunk_tokens, count),
+        ("prefill chunk in the same step", settings.chunk_tokens, count),
         (f"TTFT of a {settings.prompt_tokens:,}-token prompt", settings.ttft_ms, format_ms),
         ("TPOT", settings.tpot_ms, format_ms),
         note=f"For {settings.reason}. Limited by {settings.binding}.",
@@ -262,21 +259,11 @@ STATES: dict[str, State] = {"meets": "good", "likely": "doubt", "misses": "bad"}
 OF_STEPS = ("few_data", "no_prefill")  # warnings about limits of single steps
 
 
-@dataclass(frozen=True)
-class PlanSummary:
-    verdict: str
-    state: State
-    lines: Sequence[str]
-    warnings: Sequence[str]  # the most important first
-    others: Sequence[str]  # about limits of steps where the answer is of a load
-    tables: Sequence[Table] = ()
-
-
 def probability_text(probability: float) -> str:
     return "97.5 % or more" if probability >= CONFIRMED else format_percent(100 * probability)
 
 
-def plan_summary(plan: Plan) -> PlanSummary:
+def show_plan(plan: Plan) -> Shown:
     lines = [] if plan.capacity is None else [capacity_line(plan.capacity)]
     if command := engine_line(plan):
         edge = " (limited by the measured range)" if plan.settings and plan.settings.binding == MEASURED else ""
@@ -290,13 +277,14 @@ def plan_summary(plan: Plan) -> PlanSummary:
         tables.append(choices_table(plan.settings))
     others = [each for each in plan.warnings if plan.rate_per_s is not None and each.code in OF_STEPS]
     doubts = plan.doubts if plan.promise == "likely" else ()
-    return PlanSummary(
+    return Shown(
         plan.answer,
         STATES[plan.promise],
         lines,
+        [*(each.text for each in others), *plan.notes],
         [*doubts, *(each.text for each in plan.warnings if each not in others)],
-        [each.text for each in others],
         tables,
+        plan_tables(plan),
     )
 
 
@@ -337,7 +325,7 @@ def _signed_ms(value_ms: float) -> str:
     return f"{'-' if value_ms < 0 else '+'}{format_ms(abs(value_ms))}"
 
 
-def describe_speculation(found: SpeculationPlan) -> tuple[Verdict, list[str], Table]:
+def show_speculation(found: SpeculationPlan) -> Shown:
     drafts, largest = count_text(found.draft_tokens, "draft token"), f"{found.largest_batch:,}"
     ends = [f"{end:,.0f}" if math.isfinite(end) else f"beyond {largest}" for end in found.stops_interval]
     open_end = found.stops_at is None and math.isfinite(found.stops_interval[0])
@@ -368,4 +356,4 @@ def describe_speculation(found: SpeculationPlan) -> tuple[Verdict, list[str], Ta
     columns = ("B", "step", "draft step", "tokens/s", "draft tokens/s", "speed-up", "95 % interval")
     state: State = "bad" if high < 1 else "doubt" if low <= 1 or open_end else "good"
     lines = [f"Acceptance {format_percent(100 * found.acceptance)}{error}, {tokens}"]
-    return Verdict(verdict, state), lines, Table("", columns, rows)
+    return Shown(verdict, state, lines, brief=[Table("", columns, rows)])

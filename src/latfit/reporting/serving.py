@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING
 from latfit.engines import engine_key
 from latfit.exporting import start_line, vllm_flags
 from latfit.planning import CONFIRMED, MOST_SLOWER, Effect, PlannedEngines, ServingPlan, Stall, Stalls
-from latfit.reporting.plan.tables import STATES, PlanSummary, probability_text
-from latfit.reporting.simulation.tables import STATISTICS, times_table
-from latfit.reporting.table import Bar, Card, CommandLine, KeyNumber, Table, count, make_bars, make_table, named_facts
+from latfit.reporting.plan_tables import STATES, probability_text
+from latfit.reporting.simulation_tables import STATISTICS, times_table
+from latfit.reporting.table import (
+    Bar,
+    Card,
+    CommandLine,
+    KeyNumber,
+    Shown,
+    Table,
+    count,
+    make_bars,
+    make_table,
+    named_facts,
+)
 from latfit.simulation import EngineSummary
 from latfit.units import count_text, format_ms, format_percent, format_rate, number
 
@@ -23,12 +34,12 @@ NOTHING_PCT = 0.5
 VERDICTS = {"good": "meets the targets", "doubt": "likely meets the targets", "bad": "misses the targets"}
 
 
-def serving_summary(plan: ServingPlan) -> PlanSummary:
-    tables = [*serving_tables(plan, brief=True), named_facts(plan_facts(plan))]
+def show_serving(plan: ServingPlan) -> Shown:
+    brief = [*serving_tables(plan, brief=True), named_facts(plan_facts(plan))]
     usable = plan.feasible and not plan.unsupported
     lines = [*plan.notes, *([CommandLine(f"Start each: {engine_command(plan)}")] if usable else [])]
     warnings = [*plan.unsupported, *(each.text for each in plan.warnings)]
-    return PlanSummary(verdict(plan), STATES[plan.promise], lines, warnings, (), tables)
+    return Shown(verdict(plan), STATES[plan.promise], lines, (), warnings, brief, serving_tables(plan))
 
 
 def plan_facts(plan: ServingPlan) -> list[tuple[str, str]]:
@@ -191,12 +202,12 @@ def serving_tables(plan: ServingPlan, *, brief: bool = False) -> list[Table]:
     found = [] if plan.outcome is None else [times_table(caption, plan.outcome, wide)]
     if not brief and plan.stalls is not None:
         found.append(stalls_table(plan.stalls))
-    return [table for table in found if table.rows]
+    return found
 
 
 def stalls_table(stalls: Stalls) -> Table:
     return make_table(
-        f"A prompt of {stalls.prompt_tokens:,} tokens beside {count_text(stalls.decoding, 'decoding request')}",
+        f"A prompt of {stalls.prompt_tokens:,} tokens joins {count_text(stalls.decoding, 'decoding request')}",
         stalls.choices,
         (
             "max_num_batched_tokens",
@@ -216,7 +227,7 @@ def serving_page(
 ) -> "Rendered":
     """nearby: plans at other loads or limits, this one among them, by slider and place."""
     from latfit.reporting import layout
-    from latfit.reporting.plan.figures import distribution_figure, serving_figure
+    from latfit.reporting.plan_figures import distribution_figure, serving_figure
 
     pictures = []
     if plan.distributions_ms:
@@ -225,9 +236,9 @@ def serving_page(
     if plan.pareto:
         alt = "Output tokens per second of a replica over those of a user, by max_num_seqs."
         pictures.append(layout.draw_picture("front", alt, serving_figure(plan)))
-    summary = serving_summary(plan)
+    shown = show_serving(plan)
     others = [_nearby_table(label, plans) for label, plans in nearby.items()]
-    assumed, warnings = (plan.notes, summary.warnings) if plan.kv_cache else ((), (*summary.warnings, *plan.notes))
+    assumed, warnings = (plan.notes, shown.messages) if plan.kv_cache else ((), (*shown.messages, *plan.notes))
     page = layout.Page(
         f"A plan of serving engines{subject and ': '}{subject}",
         made,
@@ -237,7 +248,7 @@ def serving_page(
         plan.effects[0].target if plan.effects else "",
         pictures,
         [*_how_sure(plan), *assumed],
-        [(text, "") for text in warnings],
+        [(str(text), "") for text in warnings],
         [layout.Section("Requests", "requests", [*others, *serving_tables(plan)], open=True)],
     )
     return layout.render_page(page)

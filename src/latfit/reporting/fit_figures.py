@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from latfit.files import write_bytes
 from latfit.model import FitResult
 from latfit.reporting import style
-from latfit.reporting.fit.plot_data import FitView, SlaLine, Surface, gather_cells
 from latfit.reporting.layout import Picture, draw_picture
+from latfit.reporting.plot_data import FitView, SlaLine, Surface, gather_cells
 from latfit.reporting.table import count, drawable
 from latfit.stats import error_metrics
 from latfit.trace import Coverage, Trace, coverage_of, phases

@@ -7,10 +7,9 @@ from pathlib import Path
 from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.messages import Message
 from latfit.planning import Plan, PlanOptions, levels_for, make_plan
-from latfit.reporting.fit import tables
-from latfit.reporting.fit.figures import fit_pictures, why_not_drawn
-from latfit.reporting.fit.plot_data import FitView, SlaLine
-from latfit.reporting.fit.tables import describe_path, what_is_known
+from latfit.reporting import fit_tables, plan_tables
+from latfit.reporting.fit_figures import fit_pictures, why_not_drawn
+from latfit.reporting.fit_tables import describe_path, what_is_known
 from latfit.reporting.layout import (
     Making,
     Page,
@@ -22,9 +21,9 @@ from latfit.reporting.layout import (
     render_page,
     write_page,
 )
-from latfit.reporting.plan import tables as plan_tables
-from latfit.reporting.plan.figures import plan_pictures
-from latfit.reporting.plan.tables import STATES, engine_line, probability_text
+from latfit.reporting.plan_figures import plan_pictures
+from latfit.reporting.plan_tables import STATES, engine_line, probability_text
+from latfit.reporting.plot_data import FitView, SlaLine
 from latfit.reporting.steps import ceilings_table
 from latfit.reporting.table import Bar, Card, file_stem, make_bars
 from latfit.trace import Trace
@@ -72,7 +71,7 @@ def render(report: ReportInput) -> Rendered:
     }
     warnings = _warnings(report)
     by_phase = [
-        replace(tables.phases(path.fit), caption=f"Held-out error by phase, {name}") for name, path in paths.items()
+        replace(fit_tables.phases(path.fit), caption=f"Held-out error by phase, {name}") for name, path in paths.items()
     ]
     remarks = [warning.message for warning in warnings if not warning.needs_action]
     sections = [Section("Accuracy", "trust", by_phase, notes=remarks)]
@@ -133,12 +132,12 @@ def _limits(report: ReportInput, nearby: Mapping[str, Mapping[str, Plan]], pictu
         found = [*others, *plan_tables.plan_tables(plan)]
         if "settings" in plan.unknown:
             sentences = [f"No limits for steps of an engine: {plan.unknown['settings']}."]
-    shown = [table for table in (*found, ceilings_table(report.profile)) if table.rows]
-    return Section("Limits", "limits", shown, pictures, sentences, notes=[] if plan is None else plan.notes)
+    tables = [*found, ceilings_table(report.profile)]
+    return Section("Limits", "limits", tables, pictures, sentences, notes=[] if plan is None else plan.notes)
 
 
 def _card(plan: Plan, profile: HardwareProfile, at: str = "") -> Card:
-    errors = [number for path in profile.paths.values() if (number := tables.held_out_number(path))]
+    errors = [number for path in profile.paths.values() if (number := fit_tables.held_out_number(path))]
     limit = [f"What limits it: {plan.binding}."] if plan.feasible else []
     return Card(
         f"SLA {format_ms(plan.sla_ms)} for {plan_tables.promise(plan)}",
@@ -189,7 +188,7 @@ def how_sure(report: ReportInput) -> list[str]:
         if any(row.extrapolated for row in plan.S_at_B):
             found.append("Limits marked extrapolated lie beyond the measured steps.")
     for name, path in report.profile.paths.items():
-        found.append(f"{name}: {tables.trust_sentence(path.fit)}")
+        found.append(f"{name}: {fit_tables.trust_sentence(path.fit)}")
         if path.nominal is None and name not in report.traces:
             found.append(f"{name}: pictures of the measured steps are missing: add the steps with --trace.")
     return found
@@ -209,13 +208,13 @@ def _warnings(report: ReportInput) -> list[Message]:
 def _section(path: ExecutionPath, pictures: Sequence[Picture]) -> Section:
     fit, measured = path.fit, path.nominal is None
     source = {f"rows {key}": value for key, value in fit.data.to_json().items() if key in ("source", "sha256")}
-    facts, missing = tables.provenance({**source, **fit.provenance}), why_not_drawn(fit)
-    status = fit.status.sentence if measured else tables.trust_sentence(fit)
+    facts, missing = fit_tables.provenance({**source, **fit.provenance}), why_not_drawn(fit)
+    status = fit.status.sentence if measured else fit_tables.trust_sentence(fit)
     drawn = f"Figures are drawn {fit.assumed_context}." if fit.assumed_context else ""
     return Section(
         f"Path {path.name}",
         f"path-{file_stem(path.name)}",
-        [tables.parameters(fit), *([tables.errors(fit), tables.rows_used(fit)] if measured else [])],
+        [fit_tables.parameters(fit), *([fit_tables.errors(fit), fit_tables.rows_used(fit)] if measured else [])],
         pictures,
         [
             f"{status} The model is {fit.name}. {LETTERS}",

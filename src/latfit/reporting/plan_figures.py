@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from latfit.hardware import HardwareProfile
 from latfit.planning import Line, Plan, PlanOptions, Reach, ServingPlan, Target, latency_lines, rate_lines
 from latfit.reporting import style
-from latfit.reporting.fit.figures import why_not_drawn
+from latfit.reporting.fit_figures import why_not_drawn
 from latfit.reporting.layout import Picture, draw_picture
 from latfit.reporting.table import count, drawable
 from latfit.units import count_text, format_ms, format_rate

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from latfit.reporting import style
-from latfit.reporting.simulation.tables import TITLES, frontier, run_labels, settings_text
+from latfit.reporting.simulation_tables import TITLES, frontier, run_labels, settings_text
 from latfit.reporting.table import drawable, signed_percent
 from latfit.simulation import EngineResult, SimResult
 from latfit.stats import FloatArray

@@ -1,1 +1,0 @@
-"""A fit as tables, figures and a page."""

@@ -1,1 +1,0 @@
-"""A plan as tables and figures."""

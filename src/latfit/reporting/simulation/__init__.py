@@ -1,1 +1,0 @@
-"""Simulations as tables, figures and a page."""
