@@ -112,13 +112,13 @@ def agree(n: int) -> float:
     streams = Streams(1)
     drawn = draw(LOAD, n, 0.1, SYSTEM, streams)
     ours = run(GREEDY, SYSTEM, drawn, streams).response_ms
-    return max(float(np.max(np.abs(ours - responses(drawn.load.arrive)))) for responses in SIMPY.values())
+    return max(float(np.max(np.abs(ours - responses(drawn.arrive)))) for responses in SIMPY.values())
 
 
 def in_the_loop(n: int, pairs: int, responses: Callable[[FloatArray], FloatArray]) -> str:
     streams = Streams(0)
     ours, theirs = (draw(LOAD, size, 0.1, SYSTEM, streams) for size in (n, n // SIMPY_SHARE))
-    return _times(lambda: run(GREEDY, SYSTEM, ours, streams), lambda: responses(theirs.load.arrive), n, pairs)
+    return _times(lambda: run(GREEDY, SYSTEM, ours, streams), lambda: responses(theirs.arrive), n, pairs)
 
 
 def whole_job(n: int, pairs: int, responses: Callable[[FloatArray], FloatArray]) -> str:

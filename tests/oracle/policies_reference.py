@@ -11,7 +11,7 @@ import numpy as np
 
 from latfit.policies.codes import MOST_AGED, T_CUT
 from latfit.policies.policy import Policy
-from latfit.simulation.policies.replication import Drawn
+from latfit.simulation.policies.event_loop import Load
 from latfit.simulation.policies.service import ServicePath, System
 from latfit.workload.load import SERVICE, Streams
 from tests.unit.policies.asked import QueueView, decision
@@ -27,8 +27,8 @@ class Served:
 
 
 class Reference:
-    def __init__(self, policy: Policy, system: System, drawn: Drawn, streams: Streams) -> None:
-        self.policy, self.system, self.load = policy, system, drawn.load
+    def __init__(self, policy: Policy, system: System, drawn: Load, streams: Streams) -> None:
+        self.policy, self.system, self.load = policy, system, drawn
         self.times = system.tables.typical
         self.rngs = [streams.generator(SERVICE, path) for path in range(2)]
         self.free = [[0.0] * path.servers for path in system.paths] + [[math.inf]] * (2 - len(system.paths))

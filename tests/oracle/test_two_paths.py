@@ -14,7 +14,8 @@ from hypothesis import given, strategies as st
 
 from latfit.policies import POLICIES, Policy, Settings, named_policy
 from latfit.queueing import measured_times, optimal_rule
-from latfit.simulation.policies.replication import Drawn, draw, run
+from latfit.simulation.policies.event_loop import Load
+from latfit.simulation.policies.replication import draw, run
 from latfit.simulation.policies.run import Options, simulate
 from latfit.simulation.policies.service import System, linear_path, path_times, table_path
 from latfit.stats import FloatArray
@@ -31,7 +32,7 @@ BURST = np.arange(48.0)
 TWO_PATHS = [name for name, policy in POLICIES.items() if policy.needs_side]
 
 
-def of_burst(system: System, arrive: Sequence[float] | FloatArray) -> Drawn:
+def of_burst(system: System, arrive: Sequence[float] | FloatArray) -> Load:
     return draw(RecordedLoad(make_requests(np.asarray(arrive))), len(arrive), 0.0, system, Streams(1))
 
 

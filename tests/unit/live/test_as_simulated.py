@@ -12,7 +12,8 @@ from latfit.live import Request, Router, RouterOptions
 from latfit.policies import POLICIES, Policy, Settings, named_policy
 from latfit.queueing import measured_times, optimal_rule
 from latfit.simulation import System, linear_path
-from latfit.simulation.policies.replication import Drawn, Replication, draw, run
+from latfit.simulation.policies.event_loop import Load
+from latfit.simulation.policies.replication import Replication, draw, run
 from latfit.simulation.policies.service import path_times
 from latfit.workload import OpenLoad, Poisson, RequestClass, Streams
 from tests.unit.live.virtual import ExactExecutor, clock_s, on_virtual_time
@@ -22,10 +23,10 @@ SIDE = linear_path("amx", 0.9, 1.7, 8)
 REQUESTS = 1500
 
 
-def served_live(policy: Policy, system: System, drawn: Drawn) -> tuple[list[float], list[str]]:
+def served_live(policy: Policy, system: System, drawn: Load) -> tuple[list[float], list[str]]:
     """Responses in ms and paths, in order of arrival."""
-    arrive = drawn.load.arrive
-    classes = drawn.load.class_id if len(drawn.load.class_id) else np.zeros(len(arrive), np.int32)
+    arrive = drawn.arrive
+    classes = drawn.class_id if len(drawn.class_id) else np.zeros(len(arrive), np.int32)
     ended: dict[int, Request] = {}
 
     async def main() -> None:
@@ -35,7 +36,7 @@ def served_live(policy: Policy, system: System, drawn: Drawn) -> tuple[list[floa
             executors,
             [path.typical_ms[1:] for path in system.paths],
             policy,
-            RouterOptions(deadlines_ms=tuple(drawn.deadline_ms)),
+            RouterOptions(deadlines_ms=tuple(drawn.deadlines)),
             clock_s,
         )
         router.listeners.append(lambda request: ended.__setitem__(request.input, request))

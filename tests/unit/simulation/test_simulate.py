@@ -51,7 +51,7 @@ class TestIntervals:
 class TestCommonRandomNumbers:
     def test_the_same_arrivals_for_every_policy(self) -> None:
         one, two = System(GPU), System(GPU, AMX)
-        drawn = [draw(LOAD, 100, 0.1, system, Streams(3, 1)).load.arrive for system in (one, two)]
+        drawn = [draw(LOAD, 100, 0.1, system, Streams(3, 1)).arrive for system in (one, two)]
         assert np.array_equal(*drawn)
 
     def test_the_common_noise_cancels(self) -> None:

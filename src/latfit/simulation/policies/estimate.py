@@ -74,16 +74,16 @@ class Summary:
 
 
 def summarise(run: Replication, length: Length, sla_ms: float = math.inf, load: str = STEADY) -> Summary:
-    warm = min(run.drawn.load.warm, len(run.response_ms))
+    warm = min(run.load.warm, len(run.response_ms))
     times, path = run.response_ms[warm:], run.path[warm:]
-    ids = run.drawn.load.class_id[warm : warm + len(times)]
+    ids = run.load.class_id[warm : warm + len(times)]
     count = 1 if load == VARYING else BATCHES if load == RECORDED else math.ceil(BATCHES / length.replications)
     piece = max(1, length.in_all // PIECES)
     return Summary(
         batches=tuple(histogram_of(part) for part in np.array_split(times, count)),
         pieces=_means(times, piece),
         piece=piece,
-        by_class=tuple(histogram_of(times[ids == c]) for c in range(run.drawn.classes)) if len(ids) else (),
+        by_class=tuple(histogram_of(times[ids == c]) for c in range(len(run.load.deadlines))) if len(ids) else (),
         load=load,
         length=length,
         met=_met(run, times, sla_ms),
@@ -99,13 +99,12 @@ def summarise(run: Replication, length: Length, sla_ms: float = math.inf, load: 
 
 
 def _met(run: Replication, times: FloatArray, sla_ms: float) -> int | None:
-    deadlines, ids = run.drawn.deadline_ms, run.drawn.load.class_id
-    if not np.isfinite(deadlines).any():
-        return int(np.count_nonzero(times <= sla_ms)) if math.isfinite(sla_ms) else None
-    if not run.drawn.by_request:
-        deadlines = deadlines[ids] if len(ids) else np.broadcast_to(deadlines, len(run.drawn.load.arrive))
-    mine = deadlines[run.drawn.load.warm : run.drawn.load.warm + len(times)]
-    return int(np.count_nonzero(times <= np.minimum(mine, sla_ms)))
+    load, rows = run.load, slice(run.load.warm, run.load.warm + len(times))
+    if not np.isfinite([*load.deadlines, sla_ms]).any():
+        return None
+    of_class = load.deadlines[load.class_id[rows]] if len(load.class_id) else load.deadlines[0]
+    deadlines = load.own_deadlines[rows] if len(load.own_deadlines) else of_class
+    return int(np.count_nonzero(times <= np.minimum(deadlines, sla_ms)))
 
 
 def describe(histograms: Sequence[Histogram]) -> FloatArray:

@@ -1,6 +1,6 @@
 """Simulate requests that arrive, are batched by a policy and served on two paths, in compiled code.
 
-With one class the queue is the slice [HEAD, TAIL) of `line`; several classes are linked lists, merged by class and age.
+The queue of each class is a slice of `line`, which holds the requests by class, then in order of arrival.
 """
 
 from typing import Any, NamedTuple
@@ -12,13 +12,15 @@ from latfit.model import drawn_step_ms
 from latfit.policies import codes, decide
 from latfit.simulation.heap import pop, push
 
-HEAD, TAIL, QUEUED, KNOWN, RETURNING, ISSUED, BATCHES, PHASE, MOST, COUNTERS = range(10)
+ARRIVED, QUEUED, KNOWN, RETURNING, ISSUED, BATCHES, PHASE, MOST, COUNTERS = range(9)
 CLOCK, LAST, AREA, CLOCKS = range(4)
 
 DETERMINISTIC, EXPONENTIAL, EMPIRICAL = range(3)  # distributions of the service time around its typical value
 
 WARMING, MEASURING, DRAINING = range(3)
-NOBODY = -1
+FIRST, PASSED, TAKEN, END = range(4)
+"""Rows of `Scratch.slices`, places in the line: of the first request that waits, behind those passed over and behind
+those taken while a batch is formed, behind the last that has arrived."""
 
 
 class Load(NamedTuple):
@@ -26,6 +28,7 @@ class Load(NamedTuple):
     tokens: Any  # tokens (n,); empty if all requests are alike
     class_id: Any  # classes (n,); empty with one class
     deadlines: Any  # deadlines (classes,), ms
+    own_deadlines: Any  # deadlines (n,) of recorded requests; empty if the class decides
     think: Any  # think times (n,), ms; empty for an open load
     users: int  # users of a closed loop
     warm: int  # first request that counts
@@ -51,9 +54,8 @@ class Scratch(NamedTuple):
     free: Any  # when each server (2, servers) is free
     members: Any  # requests of the current batch (Bmax + 1,)
     seen: Any  # view of the policy (VIEW + 2 servers,)
-    line: Any  # queue in order of arrival (n,) for one class
-    following: Any  # next request of the same class (n,) for several
-    lists: Any  # first and last request of each class and two cursors (4, classes)
+    line: Any  # requests (n,) by class, then in order of arrival
+    slices: Any  # slice of each class in the line (4, classes)
     returns: Any  # heap (users,) of the requests that users will send
     sent: Any  # think time of each request (n,), then its sending time
 
@@ -70,56 +72,29 @@ class Out(NamedTuple):
 
 
 @inner
-def admit(arrive, q, t, moment, at):  # type: ignore[no-untyped-def]
-    """Queue arrivals up to `moment`, or until `at` requests wait; return the time reached."""
-    tail, waiting, n = q[TAIL], q[QUEUED], q[KNOWN]
-    last, area = t[LAST], t[AREA]
-    while tail < n and arrive[tail] <= moment:
-        now = arrive[tail]
-        area += waiting * (now - last)
-        last = now
-        tail += 1
-        waiting += 1
-        if waiting >= at:
-            moment = now
-    q[TAIL], q[QUEUED], t[LAST], t[AREA] = tail, waiting, last, area
-    return moment
-
-
-@inner
-def admit_by_class(arrive, class_id, queue, sending, clocks, limits):  # type: ignore[no-untyped-def]
-    """Do the same for several classes and for a closed loop; `sending` is the heap of its next requests."""
-    _, following, lists = queue
+def admit(arrive, class_id, slices, sending, clocks, limits):  # type: ignore[no-untyped-def]
+    """Queue arrivals up to a moment, or until `at` requests wait; return the time reached."""
     returns, sent = sending
     q, t = clocks
-    moment, at, users = limits
-    while True:
-        i = q[TAIL]
-        now = np.inf
-        if users > 0 and q[RETURNING] > 0:
-            now = sent[returns[0]]
-        elif users == 0 and i < q[KNOWN]:
-            now = arrive[i]
-        if now > moment or now == np.inf:
-            return moment
-        if users > 0:
+    moment, at = limits
+    i, waiting, last, area = q[ARRIVED], q[QUEUED], t[LAST], t[AREA]
+    while i < q[KNOWN] or q[RETURNING] > 0:
+        now = sent[returns[0]] if q[RETURNING] > 0 else arrive[i]
+        if now > moment:
+            break
+        if q[RETURNING] > 0:
             arrive[i] = now
             pop(returns, q, RETURNING, sent)
             q[KNOWN] += 1
-        t[AREA] += q[QUEUED] * (now - t[LAST])
-        t[LAST] = now
-        q[TAIL] += 1
-        q[QUEUED] += 1
-        if len(class_id) > 0:
-            c = class_id[i]
-            following[i] = NOBODY
-            if lists[0, c] == NOBODY:
-                lists[0, c] = i
-            else:
-                following[lists[1, c]] = i
-            lists[1, c] = i
-        if q[QUEUED] >= at:
+        area += waiting * (now - last)
+        last = now
+        slices[END, class_id[i] if len(class_id) > 0 else 0] += 1
+        i += 1
+        waiting += 1
+        if waiting >= at:
             moment = now
+    q[ARRIVED], q[QUEUED], t[LAST], t[AREA] = i, waiting, last, area
+    return moment
 
 
 @inner
@@ -133,76 +108,59 @@ def pass_time(q, t, moment):  # type: ignore[no-untyped-def]
 @inner
 def observe(arrive, deadlines, queue, paths, q, view):  # type: ignore[no-untyped-def]
     """Fill the policy's view, except for the time and the number of aged requests."""
-    line, _, lists = queue
+    line, slices = queue
     _, free = paths
     view[codes.WAITING] = q[QUEUED]
     for path in range(2):
         for server in range(free.shape[1]):
             view[codes.VIEW + path * free.shape[1] + server] = free[path, server]
-    if q[QUEUED] > 0 and len(deadlines) == 1 and lists[0, 0] == NOBODY:
-        view[codes.OLDEST] = arrive[line[q[HEAD]]]
-        view[codes.DUE] = view[codes.OLDEST] + deadlines[0]
-    elif q[QUEUED] > 0:
-        view[codes.OLDEST] = view[codes.DUE] = np.inf
-        for c in range(len(deadlines)):
-            if lists[0, c] != NOBODY:
-                arrived = arrive[lists[0, c]]
-                view[codes.OLDEST] = min(view[codes.OLDEST], arrived)
-                view[codes.DUE] = min(view[codes.DUE], arrived + deadlines[c])
+    view[codes.OLDEST] = view[codes.DUE] = np.inf
+    for c in range(len(deadlines)):
+        if slices[FIRST, c] < slices[END, c]:
+            arrived = arrive[line[slices[FIRST, c]]]
+            view[codes.OLDEST] = min(view[codes.OLDEST], arrived)
+            view[codes.DUE] = min(view[codes.DUE], arrived + deadlines[c])
 
 
 @inner
-def count_aged(arrive, queue, q, now, cutoff):  # type: ignore[no-untyped-def]
-    """Count the requests that have waited for `cutoff`, up to MOST_AGED; the queue is in order of age."""
-    line, following, lists = queue
+def count_aged(arrive, queue, now, cutoff):  # type: ignore[no-untyped-def]
+    """Count the requests that have waited for `cutoff`, up to MOST_AGED; each slice is in order of age."""
+    line, slices = queue
     aged = 0
-    if len(following) == 0:
-        most = min(q[QUEUED], codes.MOST_AGED)
-        while aged < most and arrive[line[q[HEAD] + aged]] + cutoff <= now:
+    for c in range(slices.shape[1]):
+        place = slices[FIRST, c]
+        while place < slices[END, c] and aged < codes.MOST_AGED and arrive[line[place]] + cutoff <= now:
             aged += 1
-    for c in range(lists.shape[1]):
-        i = lists[0, c]
-        while i != NOBODY and aged < codes.MOST_AGED and arrive[i] + cutoff <= now:
-            aged += 1
-            i = following[i]
+            place += 1
     return aged
 
 
 @inner
 def take_next(members, arrive, queue, q, how):  # type: ignore[no-untyped-def]
     """Take `take` requests behind the first `passed` out of the queue, by class less age/ageing."""
-    line, following, lists = queue
+    line, slices = queue
     take, passed, ageing, moment = how
     q[QUEUED] -= take
-    walked = passed + take
-    if len(following) == 0:
-        first, walked = q[HEAD] + passed, 0
-        for k in range(take):
-            members[k] = line[first + k]
-        for k in range(passed):
-            line[first + take - 1 - k] = line[first - 1 - k]
-        q[HEAD] += take
-    for c in range(lists.shape[1]):
-        lists[2, c], lists[3, c] = lists[0, c], NOBODY
-    for k in range(walked):
-        best, least = NOBODY, np.inf
-        for c in range(lists.shape[1]):
-            if lists[2, c] != NOBODY:
-                rank = c - (moment - arrive[lists[2, c]]) / ageing
+    classes = slices.shape[1]
+    for c in range(classes):
+        slices[PASSED, c] = slices[TAKEN, c] = slices[FIRST, c]
+    for k in range(passed + take):
+        best, least = 0, np.inf
+        for c in range(classes if classes > 1 else 0):
+            if slices[TAKEN, c] < slices[END, c]:
+                rank = c - (moment - arrive[line[slices[TAKEN, c]]]) / ageing
                 if rank < least:
                     best, least = c, rank
-        i, before = lists[2, best], lists[3, best]
-        lists[2, best] = following[i]
         if k < passed:
-            lists[3, best] = i
+            slices[PASSED, best] += 1
         else:
-            members[k - passed] = i
-            if before == NOBODY:
-                lists[0, best] = following[i]
-            else:
-                following[before] = following[i]
-            if following[i] == NOBODY:
-                lists[1, best] = before
+            members[k - passed] = line[slices[TAKEN, best]]
+        slices[TAKEN, best] += 1
+    for c in range(classes):
+        taken = slices[TAKEN, c] - slices[PASSED, c]
+        for place in range(slices[PASSED, c] - 1, slices[FIRST, c] - 1, -1):
+            line[place + taken] = line[place]
+        slices[FIRST, c] += taken
 
 
 @inner
@@ -223,19 +181,16 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
     code, p, ageing = rule.code, rule.parameters, rule.ageing
     q, t, busy, sizes = out.counters, out.clocks, out.busy, out.sizes
     served = (out.response, out.path, out.batch, out.start)
-    n, users, classes = len(arrive), load.users, len(class_id) > 0
+    n, users, slices = len(arrive), load.users, scratch.slices
     members, view, returns, sent = scratch.members, scratch.seen, scratch.returns, scratch.sent
-    queue, paths = (scratch.line, scratch.following, scratch.lists), (machine.servers, scratch.free)
+    queue, paths = (scratch.line, slices), (machine.servers, scratch.free)
     q[KNOWN] = 0 if users > 0 else n
     for _ in range(min(users, n)):
         send_next(returns, sent, q, 0.0)
     until, at = np.inf, 1
     while True:
         moment = min(until, _next_free(paths, t[CLOCK]))
-        if users > 0 or classes:
-            moment = admit_by_class(arrive, class_id, queue, (returns, sent), (q, t), (moment, at, users))
-        else:
-            moment = admit(arrive, q, t, moment, at)
+        moment = admit(arrive, class_id, slices, (returns, sent), (q, t), (moment, at))
         if moment == np.inf:
             break
         _mark(arrive, warm, paths, q, busy)
@@ -243,9 +198,7 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
         while True:
             observe(arrive, deadlines, queue, paths, q, view)
             view[codes.NOW] = moment
-            view[codes.AGED] = (
-                count_aged(arrive, queue, q, moment, p[codes.T_CUT]) if machine.servers[codes.SIDE] > 0 else 0
-            )
+            view[codes.AGED] = count_aged(arrive, queue, moment, p[codes.T_CUT]) if paths[0][codes.SIDE] > 0 else 0
             action, take, until, at = decide(code, p, typical, view)
             if action == codes.WAIT:
                 break
@@ -267,7 +220,7 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
             q[BATCHES] += 1
             if q[PHASE] == MEASURING:
                 sizes[path, take] += 1
-        if q[QUEUED] == 0 and q[TAIL] == q[KNOWN] and q[RETURNING] == 0:
+        if q[QUEUED] == 0 and q[ARRIVED] == q[KNOWN] and q[RETURNING] == 0:
             break
 
 
@@ -327,7 +280,7 @@ def _mark(arrive, warm, paths, q, busy):  # type: ignore[no-untyped-def]
     servers, free = paths
     while q[PHASE] < DRAINING:
         mark = warm if q[PHASE] == WARMING else len(arrive) - 1
-        if q[TAIL] <= mark:
+        if q[ARRIVED] <= mark:
             return
         q[PHASE] += 1
         for path in range(2):

@@ -23,7 +23,6 @@ from latfit.simulation.policies.event_loop import (
     KNOWN,
     LAST,
     MOST,
-    NOBODY,
     PHASE,
     Load,
     Machine,
@@ -51,16 +50,6 @@ FEWEST = 20
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
-    """A load with its random numbers drawn. deadline_ms: one a request (n,) if `by_request`, else one a class."""
-
-    load: Load
-    deadline_ms: FloatArray
-    classes: int
-    by_request: bool = False
-
-
-@dataclass(frozen=True, eq=False)
 class Replication:
     """A finished run; arrays (n,) in order of arrival."""
 
@@ -69,16 +58,16 @@ class Replication:
     path: NDArray[np.int8]  # 0 main, 1 side, -1 never served
     sizes: NDArray[np.int64]  # batches (2, largest + 1) by path and size, begun while it counted
     busy: FloatArray  # share of the time that a server of each path (2,) was busy
-    drawn: Drawn
+    load: Load
     throughput: float
     most_waiting: int
     mean_in_system: float
     out: Out | None = None  # arrays of the core; None for a run of a real system
 
 
-def draw(load: AnyLoad, requests: int, warmup: float, system: System, streams: Streams) -> Drawn:
+def draw(load: AnyLoad, requests: int, warmup: float, system: System, streams: Streams) -> Load:
     """Draw what the compiled core needs of a load: ten million requests fit into a GiB."""
-    think, users, tokens, ids = np.empty(0), 0, np.empty(0, np.int64), np.empty(0, np.int32)
+    think, users, tokens, ids, own = np.empty(0), 0, np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0)
     if isinstance(load, RecordedLoad):
         taken = load.sample(requests, streams)
         arrive, count, own = taken.arrival_ms.copy(), int(taken.class_id.max()) + 1, taken.deadline_ms
@@ -96,17 +85,16 @@ def draw(load: AnyLoad, requests: int, warmup: float, system: System, streams: S
                 raise BadInput(found, where="load", remedy=remedy)
         if system.needs_tokens:
             tokens = load.lengths.lengths(len(arrive), streams.generator(LENGTHS))[0]
-        own = deadlines = np.array([each.deadline_ms for each in load.classes])
+        deadlines = np.array([each.deadline_ms for each in load.classes])
         ids = draw_classes(load.classes, len(arrive), streams.generator(CLASSES)) if count > 1 else ids
     warm = min(int(len(arrive) * warmup), len(arrive) - 1)
-    known = Load(arrive, tokens, ids, deadlines, think, users, warm)
-    return Drawn(known, own, count, by_request=isinstance(load, RecordedLoad))
+    return Load(arrive, tokens, ids, deadlines, own, think, users, warm)
 
 
-def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: bool = False) -> Replication:
+def run(policy: Policy, system: System, load: Load, streams: Streams, *, log: bool = False) -> Replication:
     """Serve a drawn load under a policy. log: keep batches and starts for the event log."""
     check_paths(policy, system)
-    machine, load = system.tables, drawn.load
+    machine = system.tables
     n = len(load.arrive)
     kept = n if log else 0
     out = Out(
@@ -138,7 +126,7 @@ def run(policy: Policy, system: System, drawn: Drawn, streams: Streams, *, log: 
         out.path[:issued],
         out.sizes,
         busy / np.maximum(machine.servers, 1) / span if span > 0 else busy * math.nan,
-        drawn,
+        load,
         done / span if span > 0 else math.nan,
         int(out.counters[MOST]),
         float(out.clocks[AREA]) / ended if ended > 0 else math.nan,
@@ -176,9 +164,11 @@ def measured_run(served: Mapping[str, Any], system: System, warm: int = 0) -> Re
     return Replication(arrive, response, path.astype(np.int8), sizes, busy, alike, done / span, most, in_system)
 
 
-def _alike(arrive_ms: FloatArray, warm: int) -> Drawn:
-    deadlines, ids = np.array([math.inf]), np.empty(0, np.int32)
-    return Drawn(Load(arrive_ms, np.empty(0, np.int64), ids, deadlines, np.empty(0), 0, warm), deadlines, 1)
+def _alike(arrive_ms: FloatArray, warm: int) -> Load:
+    nothing = np.empty(0)
+    return Load(
+        arrive_ms, np.empty(0, np.int64), np.empty(0, np.int32), np.array([math.inf]), nothing, nothing, 0, warm
+    )
 
 
 def check_paths(policy: Policy, system: System) -> None:
@@ -193,18 +183,20 @@ def check_paths(policy: Policy, system: System) -> None:
 
 
 def _scratch(load: Load, machine: Machine) -> Scratch:
-    servers, classes = machine.servers, len(load.class_id) > 0
+    servers, ids, n = machine.servers, load.class_id, len(load.arrive)
+    line, starts = np.arange(n, dtype=np.int32), np.zeros(1, np.int64)
+    if len(ids):
+        by_class = [np.flatnonzero(ids == c) for c in range(len(load.deadlines))]
+        line, starts = np.concatenate(by_class).astype(np.int32), np.cumsum([0, *map(len, by_class[:-1])])
     free = np.full((2, max(1, int(servers.max()))), math.inf)
     for path in range(2):
         free[path, : servers[path]] = 0.0
-    n = len(load.arrive)
     return Scratch(
         free=free,
         members=np.zeros(machine.typical.shape[1], np.int64),
         seen=np.zeros(codes.VIEW + free.size),
-        line=np.empty(0, np.int32) if classes else np.arange(n, dtype=np.int32),
-        following=np.empty(n if classes else 0, np.int32),
-        lists=np.full((4, len(load.deadlines)), NOBODY),
+        line=line,
+        slices=np.tile(starts, (4, 1)),
         returns=np.zeros(load.users, np.int64),
         sent=load.think.copy(),
     )

@@ -190,7 +190,7 @@ def make_result(
 
 
 def measured_result(policy: Policy, system: System, served: Replication) -> SimResult:
-    n, warm = len(served.arrive_ms), served.drawn.load.warm
+    n, warm = len(served.arrive_ms), served.load.warm
     span = float(served.arrive_ms[-1] - served.arrive_ms[warm]) if n > warm + 1 else math.nan
     rate = (n - warm - 1) / span if span > 0 else math.nan
     return make_result(policy, system, [summarise(served, Length(n, warm, 1))], rate)
