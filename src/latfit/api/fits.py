@@ -342,7 +342,7 @@ def fit_phases(
     decode = phases(trace) == DECODE
 
     def of(rows: NDArray[np.bool_]) -> Fit:
-        part = replace(steps, cleaned=replace(steps.cleaned, trace=trace.select(rows & kept)))
+        part = replace(steps, trace=trace.select(rows & kept))
         return fit(part, model=model, seed=seed, time=steps.time)  # type: ignore[arg-type]
 
     parts = {"decode": decode, "prefill": ~decode}

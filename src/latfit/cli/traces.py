@@ -57,7 +57,7 @@ def ingest(
     read = read_sources(request, quiet=output.silent)
     data, notes = data_facts(read, {}, read.trace), reading_notes(read)
     if dropped is not None:
-        reasons = read.cleaned.reasons
+        reasons = read.reasons
         rows = reasons != ""
         write_trace(dropped, read.everything.select(rows).with_columns(reason=reasons[rows]))
     clean = read.trace

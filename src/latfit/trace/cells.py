@@ -22,14 +22,13 @@ from latfit.trace.clean import (
     LOOKED_AT,
     MAX_MS,
     MIN_MS,
-    check_reasons,
     check_usable,
     clean,
     shortest_plausible_ms,
 )
 from latfit.trace.metadata import facts_of
 from latfit.trace.parquet import columns_of, provenance_of
-from latfit.trace.read import Reading, check_unit_name
+from latfit.trace.read import Reading
 from latfit.trace.readers.source import HEAD_BYTES, Options, delimiter_of, header_of
 from latfit.trace.readers.table import PARQUET_MAGIC, name_columns, steps_of
 from latfit.trace.serving_engine import engine_facts
@@ -317,8 +316,6 @@ def compress(
     out and count bad files. scheduler: address of a Dask cluster; without it, backend="dask" starts workers here.
     Raises BadInput, WrongUsage.
     """
-    check_reasons(reading.cleaning)
-    check_unit_name(reading)
     fragments, rows, bad = find_fragments(source, Options(reading.column_map, reading.unit))
     if bad and not skip_unreadable:
         raise unreadable(*bad[0])

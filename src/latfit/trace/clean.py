@@ -56,6 +56,12 @@ class CleanOptions:
     def __post_init__(self) -> None:
         renamed = tuple("idle" if reason == "dummy" else reason for reason in self.keep)  # as older fits store it
         object.__setattr__(self, "keep", renamed)
+        can_keep = [rule.reason for rule in RULES if not (rule.necessary or rule.marks)]
+        can_drop = [rule.reason for rule in RULES if rule.marks]
+        for option, reasons, choices in (("--keep", self.keep, can_keep), ("--drop", self.drop, can_drop)):
+            if wrong := next((reason for reason in reasons if reason not in choices), None):
+                remedy = f"Choose from {', '.join(dict.fromkeys(choices))}."
+                raise WrongUsage(f"{wrong!r} cannot be chosen", where=option, remedy=remedy)
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,7 +112,6 @@ class Rule(NamedTuple):
 def clean(trace: Trace, options: CleanOptions | None = None, *, rows_only: bool = False) -> Cleaned:
     """Drop what cannot be a step. rows_only: by rules that judge each row alone. Raises WrongUsage."""
     options = options or CleanOptions()
-    check_reasons(options)
     if WEIGHT in trace:
         if options.max_ms or options.keep or options.drop:
             tell("note: --set max_t, --keep and --drop have no effect: the rows are cells of steps that were cleaned.")
@@ -146,16 +151,6 @@ def _take_cells(trace: Trace) -> Cleaned:
     facts = facts_of(trace.provenance).cells or CellFacts()
     rows_read = step_count(trace) if facts.rows_read is None else facts.rows_read
     return Cleaned(trace, rows_read, facts.dropped, fate=np.zeros(len(trace), dtype=np.uint8))
-
-
-def check_reasons(options: CleanOptions) -> None:
-    """Raise WrongUsage for a reason that no rule has, or that cannot be switched."""
-    can_keep = list(dict.fromkeys(rule.reason for rule in RULES if not (rule.necessary or rule.marks)))
-    can_drop = [rule.reason for rule in RULES if rule.marks]
-    for option, reasons, choices in (("--keep", options.keep, can_keep), ("--drop", options.drop, can_drop)):
-        if wrong := next((reason for reason in reasons if reason not in choices), None):
-            remedy = f"Choose from {', '.join(choices)}."
-            raise WrongUsage(f"{wrong!r} cannot be chosen", where=option, remedy=remedy)
 
 
 def check_usable(cleaned: Any, options: CleanOptions) -> None:

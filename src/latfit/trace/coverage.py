@@ -64,8 +64,8 @@ def count_gaps(trace: Trace) -> int | None:
 
 def reading_notes(steps: CleanTrace) -> list[str]:
     notes = []
-    asynchronous = steps.cleaned.dropped.get("zero_time", 0)
-    if asynchronous > MAX_ASYNC_SHARE * steps.cleaned.rows_read:
+    asynchronous = steps.dropped.get("zero_time", 0)
+    if asynchronous > MAX_ASYNC_SHARE * steps.rows_read:
         notes.append(
             f"{asynchronous:,} steps have a latency of next to zero: the engine schedules asynchronously, so other"
             " latencies may be incomplete too. For vLLM, record with latfit's plug-in."

@@ -35,9 +35,14 @@ class Reading:
     where: str | None = None
     cleaning: CleanOptions = field(default_factory=CleanOptions)
 
+    def __post_init__(self) -> None:
+        if self.unit is not None and self.unit not in MS_PER_UNIT:
+            remedy = f"Choose: {', '.join(MS_PER_UNIT)}."
+            raise WrongUsage(f"{self.unit!r} is not a unit", where="--unit", remedy=remedy)
 
-@dataclass(frozen=True, repr=False)
-class CleanTrace:
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class CleanTrace(Cleaned):
     """A clean trace, with the facts that a fit stores about its data.
 
     formats: the reader of each source; path: the execution path that they imply; everything: the selected rows before
@@ -47,37 +52,20 @@ class CleanTrace:
     sources: Sequence[Source]
     sha256: str
     reading: Reading
-    cleaned: Cleaned
     formats: Sequence[str]
     path: str | None
     everything: Trace
     time: str = COMPUTE
 
     @property
-    def trace(self) -> Trace:
-        return self.cleaned.trace
-
-    @property
     def frame(self) -> Any:
         return self.trace.to_pandas()
-
-    @property
-    def rows_read(self) -> int:
-        return self.cleaned.rows_read
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        return self.cleaned.dropped
-
-    @property
-    def marked(self) -> Mapping[str, int]:
-        return self.cleaned.marked
 
     def __len__(self) -> int:
         return len(self.trace)
 
     def __repr__(self) -> str:
-        return f"{self.cleaned!r}, from {self.name}"
+        return f"{super().__repr__()}, from {self.name}"
 
     @cached_property
     def systems(self) -> list[tuple[dict[str, str], Trace]]:
@@ -91,7 +79,6 @@ class CleanTrace:
 def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = None) -> CleanTrace:
     """Read, filter and clean one file or several, globs, or `-` for standard input. Raises BadInput, WrongUsage."""
     reading = reading or Reading()
-    check_unit_name(reading)
     sources = _open_all([names] if isinstance(names, str | Path) else names)
     readers = [reader_for(source, reading.format) for source in sources]
     options = Options(reading.column_map, reading.unit)
@@ -107,7 +94,6 @@ def ingest(names: str | Path | Sequence[str | Path], reading: Reading | None = N
 def ingest_table(table: Trace, reading: Reading | None = None, name: str = "the table") -> CleanTrace:
     """Filter and clean a table in memory, under any column names. Raises BadInput, WrongUsage."""
     reading = reading or Reading()
-    check_unit_name(reading)
     with located(name):
         trace = steps_of(table, Options(reading.column_map, reading.unit))
         return _cleaned(trace, reading, (), _sha256_of(table), ["table"], None)
@@ -126,17 +112,21 @@ def _cleaned(
     check_usable(cleaned, reading.cleaning)
     cells = facts_of(trace.provenance).cells if WEIGHT in trace else None
     time = PERIOD if cells and cells.time == PERIOD else COMPUTE
-    return CleanTrace(sources, sha256, reading, cleaned, formats, path, trace, time)
+    return CleanTrace(
+        **vars(cleaned),
+        sources=sources,
+        sha256=sha256,
+        reading=reading,
+        formats=formats,
+        path=path,
+        everything=trace,
+        time=time,
+    )
 
 
 def _path_of(reader: Reader, part: Trace) -> str | None:
     device = facts_of(part.provenance).device_type
     return path_on(device) if reader.path is not None and device else reader.path
-
-
-def check_unit_name(reading: Reading) -> None:
-    if reading.unit is not None and reading.unit not in MS_PER_UNIT:
-        raise WrongUsage(f"{reading.unit!r} is not a unit", where="--unit", remedy=f"Choose: {', '.join(MS_PER_UNIT)}.")
 
 
 def _open_all(names: Sequence[str | Path]) -> list[Source]:
@@ -166,7 +156,7 @@ def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
         remedy = f"Make them again with --time {time}."
         raise BadInput(f"its cells were made of {made}", where=steps.name, remedy=remedy)
     if steps.time == PERIOD:
-        return replace(steps, cleaned=clean(steps.everything, steps.reading.cleaning), time=COMPUTE)
+        return replace(steps, **vars(clean(steps.everything, steps.reading.cleaning)), time=COMPUTE)
     trace, period = steps.trace, steps.trace.floats_or_nan("period_ms")
     has_period = (period > 0) & np.isfinite(period)
     if time is None and has_period.mean() < MIN_PERIOD_SHARE:
@@ -177,7 +167,7 @@ def timed(steps: CleanTrace, time: str | None) -> CleanTrace:
     left_out = int(np.count_nonzero(~has_period))
     dropped = {**steps.dropped, NO_PERIOD: left_out} if left_out else steps.dropped
     rows = trace.with_columns(T_ms=period).select(has_period)
-    return replace(steps, cleaned=replace(steps.cleaned, trace=rows, dropped=dropped), time=PERIOD)
+    return replace(steps, trace=rows, dropped=dropped, time=PERIOD)
 
 
 def parse_column_map(text: str | None) -> dict[str, str]:
@@ -219,7 +209,6 @@ def _system_filter(key: Mapping[str, str]) -> str:
 
 def data_facts(steps: CleanTrace, system: Mapping[str, str], trace: Trace) -> dict[str, Any]:
     """Return the `data` of a fit's JSON: what was read and how, so that `read_again` finds the same rows."""
-    cleaned = steps.cleaned
     names = [str(source.path.resolve()) for source in steps.sources]
     host, counts = _host_times(steps, system), engine_counts(trace)
     without_host = any(each.host_time == "none" for each in facts_of(trace.provenance).sources)
@@ -228,10 +217,10 @@ def data_facts(steps: CleanTrace, system: Mapping[str, str], trace: Trace) -> di
         "sources": names,
         "formats": list(steps.formats),
         "sha256": steps.sha256,
-        "rows_read": cleaned.rows_read,
+        "rows_read": steps.rows_read,
         "rows_used": step_count(trace),
-        "dropped": dict(cleaned.dropped),
-        "marked": dict(cleaned.marked),
+        "dropped": dict(steps.dropped),
+        "marked": dict(steps.marked),
         "reading": asdict(steps.reading),
         "system": dict(system),
         **({"time": steps.time, "host": host} if host else {}),
@@ -246,9 +235,9 @@ def _host_times(steps: CleanTrace, system: Mapping[str, str]) -> dict[str, dict[
     cells = facts_of(rows.provenance).cells if WEIGHT in rows else None
     if cells and cells.host:
         return {phase: dict(means) for phase, means in cells.host.items()}
-    if "period_ms" not in rows or len(steps.cleaned.fate) != len(rows):
+    if "period_ms" not in rows or len(steps.fate) != len(rows):
         return {}
-    used = (steps.cleaned.fate == 0) & (rows.floats("period_ms") > 0)
+    used = (steps.fate == 0) & (rows.floats("period_ms") > 0)
     for name, value in system.items():
         used &= rows[name].astype(str) == value
     rows = rows.select(used)

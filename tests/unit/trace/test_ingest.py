@@ -66,8 +66,8 @@ class TestCleaning:
         rows = ["1,1,5", "1,1,nan", "1,,5", "1,1,inf", "1,1,0", "1,1,-3", "0,1,5", "4,2,5", "1,1,900", "x,1,5"]
         source = csv(tmp_path, "B,S,T_ms\n" + "\n".join(rows) + "\n")
         read = ingest(source, Reading(cleaning=CleanOptions(max_ms=300, most=True)))
-        assert read.cleaned.dropped == {"non_finite": 4, "zero_time": 1, "bad_value": 3, "max_t": 1}
-        assert (read.cleaned.rows_read, read.cleaned.rows_used) == (10, 1)
+        assert read.dropped == {"non_finite": 4, "zero_time": 1, "bad_value": 3, "max_t": 1}
+        assert (read.rows_read, read.rows_used) == (10, 1)
 
 
 class TestSystems:
