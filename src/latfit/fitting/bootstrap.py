@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from latfit.errors import WrongUsage
 from latfit.fitting.covariance import LEVEL, Uncertainty, uncertainty
 from latfit.fitting.data import FitData
-from latfit.fitting.problem import FitProblem, by_row
+from latfit.fitting.problem import TUNING, FitProblem, by_row
 from latfit.fitting.solver.levenberg_marquardt import Descents, damped_steps, minimise_all
-from latfit.fitting.solver.objective import TUNING, CellProblem, prior_rows, score_factor, score_slope
+from latfit.fitting.solver.objective import CellProblem, prior_rows, score_factor, score_slope
 from latfit.fitting.solver.solve import Solution, sample_rows
 from latfit.model import STORED_DRAWS
 from latfit.stats import FloatArray

@@ -12,8 +12,8 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from latfit.fitting.problem import FitProblem
-from latfit.fitting.solver.objective import TUNING, by_cell, prior_rows, score_factor, score_slope, with_priors
+from latfit.fitting.problem import TUNING, FitProblem
+from latfit.fitting.solver.objective import by_cell, prior_rows, score_factor, score_slope, with_priors
 from latfit.fitting.solver.solve import Solution
 from latfit.model import Estimate, HeldOutErrors, LatencyModel, Steps
 from latfit.stats import FloatArray, by_group, student_quantile, weighted_quantile

@@ -104,7 +104,8 @@ def scales(
 
 
 RESIDUALS = ("relative", "absolute")
-LOSSES = ("linear", "huber", "soft_l1", "tukey")
+TUNING: Mapping[str, float] = {"linear": 1.0, "huber": 1.345, "soft_l1": 1.28710, "tukey": 4.685}
+"""Losses with the scale, in standard deviations of normal residuals, at which each is 95 % efficient."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class FitOptions:
     """Options of a fit; values of parameters are in their unit."""
 
     model: str = "auto"  # A model's name, or `auto`
-    loss: str = "huber"  # robust loss, see LOSSES
+    loss: str = "huber"  # robust loss, see TUNING
     residuals: str = "relative"  # see RESIDUALS
     fixed: Mapping[str, float] = field(default_factory=dict)
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -277,7 +278,7 @@ def _check_options(model: LatencyModel, options: FitOptions) -> None:
             meaning = parameters[name].meaning
             refuse(f"{name} = {value:g} is not possible", "--fix", f"Give a number {least} zero ({meaning}).")
     for option, chosen, known in (
-        ("--set loss", options.loss, LOSSES),
+        ("--set loss", options.loss, TUNING),
         ("--set residuals", options.residuals, RESIDUALS),
         ("--set weights", options.weights, WEIGHTS),
     ):

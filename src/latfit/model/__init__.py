@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         Pauses as Pauses,
         StepNoise as StepNoise,
         by_size as by_size,
+        edges_between as edges_between,
         noise_of as noise_of,
         ratios_of as ratios_of,
         size_levels as size_levels,

@@ -7,12 +7,11 @@ differs by batch size, groups of sizes have their own.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from latfit.model.step_noise import MAX_RATIO, StepNoise, noise_from_json
+from latfit.model.step_noise import MAX_RATIO, StepNoise, edges_between, noise_from_json
 from latfit.stats import FloatArray
 from latfit.trace import MIXED, PREFILL, UNKNOWN
 
@@ -99,9 +98,7 @@ def _widest_cv(noise: StepNoise | None) -> float:
 def _limits(entry: Mapping[str, Any]) -> Limits:
     upper, lower = (_factors(entry.get(name, {})) for name in ("ratio_quantiles", "lower_quantiles"))
     groups = entry.get("by_batch", [])
-    edges = np.array([math.sqrt(small["high"] * large["low"]) for small, large in pairwise(groups)])
-    if not np.all(np.diff(edges, prepend=0.0) > 0):
-        raise ValueError("groups of limits are not rising batches")
+    edges = edges_between(*(np.array([each[end] for each in groups], dtype=np.float64) for end in ("low", "high")))
     reason, noise = str(entry.get("reason", "")), noise_from_json(entry.get("ratios"))
     by_batch = (Limits(_factors(each["ratio_quantiles"]), _factors(each.get("lower_quantiles", {}))) for each in groups)
     return Limits(upper, lower, noise, reason, tuple(by_batch), edges)

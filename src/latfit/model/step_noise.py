@@ -229,6 +229,13 @@ class StepNoise:
         return found
 
 
+def edges_between(low: FloatArray, high: FloatArray) -> FloatArray:
+    """Return the edges (m - 1,) between groups of batch sizes from `low` to `high` (m,). Raises ValueError."""
+    if not np.all(np.diff(np.stack([low, high], axis=1).ravel(), prepend=0.0) >= 0):
+        raise ValueError("groups are not rising batches")
+    return np.sqrt(high[:-1] * low[1:])
+
+
 def noise_from_json(document: Mapping[str, Any] | None) -> StepNoise | None:
     """Return the noise that `to_json` wrote; None without any. Raises ValueError, TypeError, KeyError."""
     if not document:
@@ -239,10 +246,9 @@ def noise_from_json(document: Mapping[str, Any] | None) -> StepNoise | None:
     edges, number = np.empty(0), np.zeros(len(found.values))
     if by_batch := document.get("by_batch"):
         low, high, number = (np.asarray(by_batch[name], dtype=np.float64) for name in ("low", "high", "group"))
-        alike = low.shape == high.shape and number.shape == found.values.shape and set(number) == set(range(len(low)))
-        if not alike or not np.all(np.diff(np.stack([low, high], axis=1).ravel(), prepend=0.0) >= 0):
-            raise ValueError("groups of ratios are not rising batches with a group of each point")
-        edges = np.sqrt(high[:-1] * low[1:])
+        if number.shape != found.values.shape or set(number) != set(range(len(low))):
+            raise ValueError("groups of ratios do not say the group of each point")
+        edges = edges_between(low, high)
     groups = []
     for g in range(len(edges) + 1):
         values, weights = found.values[number == g], found.weights[number == g]

@@ -6,7 +6,6 @@ Scores are ln(observed/predicted) of later rows of a log, or other cells of a gr
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from latfit.fitting.checking.drift import CERTAIN, LEAST_SHIFT, Persistence, by_
 from latfit.fitting.checking.step_noise import batch_groups
 from latfit.fitting.data import FitData
 from latfit.fitting.problem import FitOptions
-from latfit.model import MAX_RATIO
+from latfit.model import MAX_RATIO, edges_between
 from latfit.stats import FloatArray, by_group, distinct
 
 LEVELS = (0.5, 0.9, 0.95, 0.99)
@@ -127,9 +126,9 @@ def _by_batch(data: FitData, known: Sequence[HeldOut], limits: Mapping[str, Any]
     independent = known[0].weights * limits["independent_share"]
     group = batch_groups(B, known[0].log_ratio, independent)
     spans = [(float(B[group == g].min()), float(B[group == g].max())) for g in range(int(group.max()) + 1)]
-    edges = [math.sqrt(high * low) for (_, high), (low, _) in pairwise(spans)]
+    edges = edges_between(*np.array(spans).T)
     found = []
-    for g, (low, high) in enumerate(spans if edges else []):
+    for g, (low, high) in enumerate(spans if len(edges) else []):
         parts = [rows.among(np.searchsorted(edges, data.B[rows.rows]) == g) for rows in known]
         own = _factors([Scores.of(data, part, ordered) for part in parts if len(part.rows)])
         for side, widest, last in (("ratio_quantiles", max, 0.0), ("lower_quantiles", min, math.inf)):

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from latfit.fitting.data import FitData
-from latfit.model import Pauses, StepNoise, by_size, ratios_of, size_levels, tail_points
+from latfit.model import Pauses, StepNoise, by_size, edges_between, ratios_of, size_levels, tail_points
 from latfit.stats import FloatArray, mad_sigma, weighted_quantiles
 
 CHANCE = 0.05  # of a first split into groups where the batch size makes no difference
@@ -172,7 +171,7 @@ def noise_of_steps(B: FloatArray, S: FloatArray, steps: Steps, share: float) -> 
     parts = [group == g for g in range(int(group.max()) + 1)]
     return StepNoise(
         tuple(ratios_of(ratio[of], weights[of], share) for of in parts),
-        np.array([math.sqrt(B[small].max() * B[large].min()) for small, large in pairwise(parts)]),
+        edges_between(*(np.array([end(B[of]) for of in parts]) for end in (np.min, np.max))),
         levels,
         pauses,
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.problem import FitProblem
-from latfit.fitting.solver.objective import TUNING, CellProblem, by_residual, prior_rows
+from latfit.fitting.problem import TUNING, FitProblem
+from latfit.fitting.solver.objective import CellProblem, by_residual, prior_rows
 from latfit.stats import MAD_TO_SIGMA, FloatArray, weighted_quantile
 
 LARGEST = 1 << 22  # memory limit: slopes held at once; further descents wait their turn

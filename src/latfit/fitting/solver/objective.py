@@ -1,7 +1,7 @@
 """The cost of a fit: rows gathered by cell, which share one prediction, robust losses, and priors as further rows.
 
 Losses follow SciPy: cost = 1/2 f_scale^2 sum_i weight_i rho(z_i), z = (r/f_scale)^2; functions of RHO return rho, rho'
-and rho''. TUNING gives 95 % efficiency on normal residuals.
+and rho''.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,12 +11,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.fitting.problem import FitProblem
+from latfit.fitting.problem import TUNING, FitProblem
 from latfit.stats import MAD_TO_SIGMA, FloatArray, weighted_quantile
 
 Rho = Callable[[FloatArray], FloatArray]
-
-TUNING: Mapping[str, float] = {"linear": 1.0, "huber": 1.345, "soft_l1": 1.28710, "tukey": 4.685}
 
 
 def _linear(z: FloatArray) -> FloatArray:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from latfit.fitting.data import Rows
-from latfit.fitting.problem import FitOptions, FitProblem, make_problem
+from latfit.fitting.problem import TUNING, FitOptions, FitProblem, make_problem
 from latfit.fitting.solver.levenberg_marquardt import (
     GAIN,
     MAX_STEPS,
@@ -17,7 +17,7 @@ from latfit.fitting.solver.levenberg_marquardt import (
     Minimum,
     minimise_all,
 )
-from latfit.fitting.solver.objective import TUNING, CellProblem, by_cell, by_residual, score_factor
+from latfit.fitting.solver.objective import CellProblem, by_cell, by_residual, score_factor
 from latfit.model import Separable
 from latfit.stats import FloatArray
 
