@@ -49,8 +49,13 @@ class Correction(Record, frozen=True, eq=False, omit_defaults=True):
     prefill_alone: "Correction | None" = None  # table of steps of prefill alone; None if they have none
 
     def __post_init__(self) -> None:
-        if not self.nodes or not any(set(self.nodes) <= {*axes} for axes in (OF_STEPS, OF_PREFILL_ALONE)):
-            raise ValueError(f"no such axes: {', '.join(self.nodes) or 'none given'}")
+        tables: list[tuple[Correction, list[tuple[str, ...]]]] = [(self, [OF_STEPS, OF_PREFILL_ALONE])]
+        if self.prefill_alone is not None:
+            tables = [(self, [OF_STEPS]), (self.prefill_alone, [OF_PREFILL_ALONE])]
+        for table, allowed in tables:
+            names = [*table.nodes]
+            if not names or names not in [[name for name in axes if name in names] for axes in allowed]:
+                raise ValueError(f"no such axes: {', '.join(names) or 'none given'}")
         if any(each.ndim != 1 or len(each) < 2 or not np.all(np.diff(each) > 0) for each in self.nodes.values()):
             raise ValueError("nodes of an axis are two rising numbers or more")
         count = math.prod(map(len, self.nodes.values()))

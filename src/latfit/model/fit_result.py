@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.messages import Message
-from latfit.model.correction import CORRECTION, Correction
+from latfit.model.correction import CORRECTION, OF_STEPS, Correction
 from latfit.model.features import (
     CONTEXT,
     MIXED_FROM,
@@ -316,6 +316,8 @@ class FitResult(Record, frozen=True, tag_field="schema", tag="latfit.fit/1"):
             if not 0 <= low <= high < MAX_VALUE:
                 raise ValueError(f"domain of {name} is {low} to {high}")
         check_support(self.support)
+        if self.correction is not None and not {*self.correction.nodes} <= {*OF_STEPS}:
+            raise ValueError(f"no such axes: {', '.join(self.correction.nodes)}")
         if not all(0 <= tokens < MAX_VALUE for tokens in self.typical.values()):
             raise ValueError(f"typical is {dict(self.typical)}")
         for name, facts in (*self.provenance.items(), *self.data.more.items()):

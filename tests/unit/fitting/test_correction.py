@@ -191,6 +191,19 @@ def test_a_table_that_is_no_list_with_a_number_for_each_node_is_refused(correcte
             FitResult.from_json(changed, "a.fit.json")
 
 
+def test_a_table_over_other_axes_is_refused(corrected: FitResult) -> None:
+    document = corrected.to_json()
+    table = document["correction"]
+    nodes = table["nodes"]
+    first, *others = nodes
+    renamed = {"prefill_requests": nodes[first], **{name: nodes[name] for name in others}}
+    turned = {name: nodes[name] for name in reversed(nodes)}
+    alone = {**table, "prefill_alone": {**table, "nodes": nodes}}
+    for wrong in ({**table, "nodes": renamed}, {**table, "nodes": turned}, alone):
+        with pytest.raises(BadInput, match="no such axes: "):
+            FitResult.from_json({**document, "correction": wrong}, "a.fit.json")
+
+
 def test_interpolates_as_scipy_does(corrected: FitResult) -> None:
     from scipy.interpolate import RegularGridInterpolator
 
