@@ -16,38 +16,28 @@ def _is_there(o: Limits, load: Load, s: State, c: int) -> bool:
     return bool(s.unit_uses[c] > 0 or (at >= 0 and s.seg_count[at] == load.unit // o.block_size))
 
 
-@inner
+@rare
 def units_there(o: Limits, load: Load, s: State, r: int) -> int:
     """Return the cached units at the front of a request; 0 if contents are unknown."""
     if len(load.known) == 0 or (o.swap == 1 and s.preempted[r] > 0):
         return 0
-    return int(_found(o, load, s, r, load.prompt[r] + s.gen_of[r]))
-
-
-@rare
-def _found(o: Limits, load: Load, s: State, r: int, known: int) -> int:
     first = load.unit_start[r]
-    most = min(load.unit_start[r + 1] - first, (known - 1) // load.unit)
+    most = min(load.unit_start[r + 1] - first, (load.prompt[r] + s.gen_of[r] - 1) // load.unit)
     for k in range(most):
         if not _is_there(o, load, s, load.unit_id[first + k]):
             return k
     return int(most)
 
 
-@inner
+@rare
 def blocks_shared(o: Limits, load: Load, s: State, r: int) -> int:
     """Return the blocks of cached units that other requests hold."""
     if len(load.known) == 0:
         return 0
-    return int(_in_use(load, s, r, units_there(o, load, s, r)) * (load.unit // o.block_size))
-
-
-@rare
-def _in_use(load: Load, s: State, r: int, units: int) -> int:
     found, first = 0, load.unit_start[r]
-    for k in range(first, first + units):
+    for k in range(first, first + units_there(o, load, s, r)):
         found += s.unit_uses[load.unit_id[k]] > 0
-    return found
+    return int(found * (load.unit // o.block_size))
 
 
 @rare

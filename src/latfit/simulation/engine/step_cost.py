@@ -62,24 +62,20 @@ def accepted(seed: int, request: int, token: int, drafted: int, rate: float) -> 
 OF_DECODE, OF_PREFILL, OF_MIXED = range(3)  # phases, in the row order of `Scatter`
 
 BATCHES = 1025
-SIZE_SHIFT = 45  # low bits of a float64 dropped to number a size: 128 sizes an octave
-SIZE_LOWEST = 1023 << (52 - SIZE_SHIFT)
-SIZES = 24 << (52 - SIZE_SHIFT)  # sizes up to 2^24 tokens
-_BELOW = (1 << SIZE_SHIFT) - 1
-_OF_BELOW = 1.0 / (1 << SIZE_SHIFT)
+MAX_SIZE = 1 << 20  # tokens of a step; larger ones have its level
 
 
 class Scatter(NamedTuple):
-    level: FloatArray  # ratios to the typical cost (3, SIZES + 1) by phase and size
+    level: FloatArray  # ratios to the typical cost (3, k) by phase and tokens of the step, the last for all larger ones
     noise: NoiseTable
     on: bool
 
 
 def scatter_from(decode: StepNoise | None, prefill: StepNoise | None, mixed: StepNoise | None) -> Scatter:
     phases = (decode, prefill, mixed)
-    bits = np.arange(SIZES + 1, dtype=np.int64) + SIZE_LOWEST << SIZE_SHIFT
-    sizes = np.asarray(bits.view(np.float64))
-    level = np.stack([np.ones(SIZES + 1) if each is None else each.levels.factors(sizes) for each in phases])
+    largest = max((float(each.levels.sizes[-1]) for each in phases if each is not None), default=1.0)
+    sizes = np.maximum(np.arange(np.ceil(min(largest, MAX_SIZE)) + 1.0), 1.0)
+    level = np.stack([np.ones(len(sizes)) if each is None else each.levels.factors(sizes) for each in phases])
     return Scatter(level, noise_table(phases, BATCHES - 1), any(each is not None for each in phases))
 
 
@@ -93,15 +89,8 @@ def phase_row(P: float, S: float) -> int:
 
 @inner
 def level_of(c: Scatter, phase: int, S: float) -> float:
-    """Interpolate the level of steps of S >= 1 tokens: measured latency over typical cost."""
-    if not c.on:
-        return 1.0
-    bits = np.float64(S).view(np.int64)
-    place = (bits >> SIZE_SHIFT) - SIZE_LOWEST
-    if place >= SIZES:
-        return float(c.level[phase, SIZES])
-    low = c.level[phase, place]
-    return float(low + (bits & _BELOW) * _OF_BELOW * (c.level[phase, place + 1] - low))
+    """Return the level of steps of S tokens: measured latency over typical cost."""
+    return float(c.level[phase, min(int(S), c.level.shape[1] - 1)]) if c.on else 1.0
 
 
 @inner
