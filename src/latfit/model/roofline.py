@@ -26,26 +26,17 @@ def pmax_slope(x: FloatArray, whole: FloatArray, p: float) -> FloatArray:
 
 
 def _power(x: FloatArray, p: float) -> FloatArray:
-    """Return x^p, of the offered sharpnesses by products: a tenth of the time."""
-    square = x * x
-    if p == 2.0:
-        return square
-    if p == 4.0:
-        return square * square
-    if p == 8.0:
-        return square * square * square * square
-    return x**p
+    """Return x^p, of the offered sharpnesses by squaring: a tenth of the time."""
+    while p >= 2.0:
+        x, p = x * x, p / 2.0
+    return x if p == 1.0 else x**p
 
 
 def _root(x: FloatArray, p: float) -> FloatArray:
     """Return x^(1/p), of the offered sharpnesses by square roots."""
-    if p == 2.0:
-        return np.sqrt(x)
-    if p == 4.0:
-        return np.sqrt(np.sqrt(x))
-    if p == 8.0:
-        return np.sqrt(np.sqrt(np.sqrt(x)))
-    return x ** (1.0 / p)
+    while p >= 2.0:
+        x, p = np.sqrt(x), p / 2.0
+    return x if p == 1.0 else x ** (1.0 / p)
 
 
 def tiles(S: FloatArray, Q: float, rho: float) -> FloatArray:

@@ -8,11 +8,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from latfit._version import __version__
@@ -20,7 +21,6 @@ from latfit.dask_cluster import run_on_dask
 from latfit.errors import BadInput, first_line, refuse
 from latfit.files import check_writable, dumps, write_whole
 from latfit.inputs import decode_json
-from latfit.records import Record
 from latfit.threads import on_threads
 
 BACKENDS = ("local", "dask")
@@ -155,26 +155,11 @@ def _resumed(points: Sequence[SweepPoint], keys: Sequence[str], out: Path) -> di
 
 
 def digest(*values: Any) -> str:
-    found = hashlib.sha256(f"latfit {__version__}".encode())
-    for part in _parts(values):
-        found.update(part)
-    return found.hexdigest()[:32]
+    text = msgspec.json.encode(values, enc_hook=_as_text)
+    return hashlib.sha256(f"latfit {__version__}".encode() + text).hexdigest()[:32]
 
 
-def _parts(value: Any) -> Iterator[bytes]:
-    if isinstance(value, np.ndarray):
-        yield f"{value.dtype}{value.shape}".encode()
-        yield np.ascontiguousarray(value).tobytes()
-    elif (is_dataclass(value) and not isinstance(value, type)) or isinstance(value, Record):
-        yield type(value).__name__.encode()
-        for name in value.__struct_fields__ if isinstance(value, Record) else [each.name for each in fields(value)]:
-            yield name.encode()
-            yield from _parts(getattr(value, name))
-    elif isinstance(value, Mapping):
-        yield from _parts(list(value.items()))
-    elif isinstance(value, list | tuple):
-        yield f"{len(value)}".encode()
-        for each in value:
-            yield from _parts(each)
-    else:
-        yield repr(value).encode() + b";"
+def _as_text(value: Any) -> str:
+    if not isinstance(value, np.ndarray):
+        return repr(value)
+    return f"{value.dtype}{value.shape}{hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()}"

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.random import Generator
@@ -16,22 +17,6 @@ from latfit.stats import FloatArray
 from latfit.units import parse_duration_ms
 
 MAX_RATE = 1e100  # bounds rates per ms and times in ms, and their inverses
-
-
-@dataclass(frozen=True)
-class Poisson:
-    rate: float
-
-    def __post_init__(self) -> None:
-        _positive(self.rate, "rate")
-
-    def times_ms(self, count: int, rng: Generator) -> FloatArray:
-        gaps = rng.standard_exponential(count)
-        gaps *= 1 / self.rate
-        return np.cumsum(gaps, out=gaps)
-
-    def at_rate(self, rate: float) -> "Poisson":
-        return Poisson(rate)
 
 
 @dataclass(frozen=True)
@@ -50,8 +35,13 @@ class Gamma:
         gaps *= self.cv**2 / self.rate
         return np.cumsum(gaps, out=gaps)
 
-    def at_rate(self, rate: float) -> "Gamma":
+    def at_rate(self, rate: float) -> Self:
         return replace(self, rate=rate)
+
+
+@dataclass(frozen=True)
+class Poisson(Gamma):
+    cv: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -153,8 +143,8 @@ class Dealt:
     def times_ms(self, count: int, rng: Generator) -> FloatArray:
         if isinstance(self.whole, Poisson) and not self.in_turn:
             return Poisson(self.rate).times_ms(count, rng)
-        if isinstance(self.whole, Poisson | Gamma) and self.in_turn:
-            cv2 = self.whole.cv**2 if isinstance(self.whole, Gamma) else 1.0
+        if isinstance(self.whole, Gamma) and self.in_turn:
+            cv2 = self.whole.cv**2
             gaps = np.ones(count)
             gaps[self.kept :: self.kept] = self.dealt - self.kept + 1
             return np.cumsum(rng.standard_gamma(gaps / cv2) * (cv2 / self.whole.rate))
@@ -168,7 +158,7 @@ class Dealt:
         return replace(self, whole=self.whole.at_rate(rate * self.dealt / self.kept))
 
 
-ArrivalProcess = Poisson | Gamma | Piecewise | Modulated | Dealt
+ArrivalProcess = Gamma | Piecewise | Modulated | Dealt
 
 
 def bursts(rate: float, times: float, share: float, length_ms: float) -> Modulated:

@@ -118,6 +118,11 @@ class ClosedLoad:
             found = "a closed loop needs a user and a think time that is not negative"
             raise WrongUsage(found, where="--users, --think", remedy=remedy)
 
+    @property
+    def rate(self) -> float:
+        """Not a number: users send when they are answered."""
+        return math.nan
+
     def sample(self, count: int, streams: Streams) -> Requests:
         return replace(_drawn(self, np.zeros(count), streams), user_id=np.arange(count, dtype=np.int32) % self.users)
 

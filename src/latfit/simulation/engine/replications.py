@@ -19,7 +19,7 @@ from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts
 from latfit.simulation.points import digest
 from latfit.simulation.policies.estimate import STEADY, reach_in
-from latfit.simulation.policies.run import Options, kind_of, load_rate
+from latfit.simulation.policies.run import Options, kind_of
 from latfit.simulation.summary import EngineSummary
 from latfit.stats import FloatArray
 from latfit.threads import on_threads
@@ -156,7 +156,7 @@ class EnginePoint:
             settings=self.settings,
             routing=self.cluster.routing,
             prefill_replicas=0 if self.cluster.prefill is None else self.cluster.prefill_replicas,
-            rate_per_s=load_rate(self.load) * 1e3 if closed is None else summary.throughput_per_s,
+            rate_per_s=self.load.rate * 1e3 if closed is None else summary.throughput_per_s,
             summary=summary,
             users=0 if closed is None else closed.users,
             seed=self.options.seed,

@@ -85,7 +85,7 @@ def simulate(
         # Every replication would be the same.
         options = replace(options, replications=1, precision=None)
     length = _first_length(load, options)
-    below_capacity = not load_rate(load) >= system.capacity(policy)
+    below_capacity = not load.rate >= system.capacity(policy)
 
     def replications(numbers: range, of: int) -> list[Summary]:
         found = []
@@ -108,7 +108,7 @@ def simulate(
         while (upto := _replications_needed(summaries, options.precision, most)) > len(summaries):
             summaries += replications(range(len(summaries), upto), most)
     names, free = _class_names(load), options.requests is None
-    return make_result(policy, system, summaries, load_rate(load), classes=names, seed=options.seed, free=free)
+    return make_result(policy, system, summaries, load.rate, classes=names, seed=options.seed, free=free)
 
 
 def one_replication(
@@ -140,11 +140,6 @@ def _replications_needed(summaries: list[Summary], precision: float, most: int) 
         return count
     guess = 1.05 * count * (width / precision) ** 2 if math.isfinite(width) else math.inf
     return int(min(most, 2 * count, max(count + 1, math.ceil(min(guess, most)))))
-
-
-def load_rate(load: Load) -> float:
-    """Return arrivals per ms; NaN for a closed loop."""
-    return math.nan if isinstance(load, ClosedLoad) else load.rate
 
 
 def kind_of(load: Load) -> str:
@@ -220,7 +215,7 @@ def points_of(
     found: list[Point] = []
     for rate, name in itertools.product(rates or (math.nan,), policies):
         offered = load if math.isnan(rate) or isinstance(load, ClosedLoad) else load.at_rate(rate)
-        expected = load_rate(offered)
+        expected = offered.rate
         if isinstance(offered, ClosedLoad):  # what users send if nobody waits
             expected = offered.users / (offered.think_ms + float(system.main.typical_ms[1]))
         settable = POLICIES[name].settings if name in POLICIES else ()
