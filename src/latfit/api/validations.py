@@ -142,7 +142,7 @@ def validate(request: ValidateRequest) -> Validation:
     )
     costs = step_costs(*fits.results, scatter=scatter)
     found = validation.validate(measured, costs, settings, how)
-    apart = validation.not_together(starts, measured, None if server is None else server.started_s)
+    apart = validation.not_together(starts, measured, None if server is None else server.seen.last.started_s)
     prefill = None if fits.prefill is None else fits.prefill.result
     counted = len(measured) if server is None or found.watched else server.requests
     others = abs(counted - len(measured)) > MAX_OTHERS * len(measured)
@@ -203,7 +203,7 @@ def _steps_of_run(
     """Return the steps recorded during a run. Raises BadInput."""
     steps = read_timed(ReadRequest(run_steps), fits.decode.time).trace
     starts = validation.starts_of(steps.provenance, steps)
-    server_started_s = None if how.server is None else how.server.started_s
+    server_started_s = None if how.server is None else how.server.seen.last.started_s
     other = validation.not_together(starts, measured, server_started_s)
     within = validation.during(steps, measured)
     if within.any() and other is None:

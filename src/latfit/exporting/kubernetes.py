@@ -102,13 +102,9 @@ def parse_clock(text: str | None) -> tuple[int, str]:
 @dataclass(frozen=True)
 class Day:
     least: int
-    counts: Sequence[int]  # replicas of its parts in order
+    most: int
     triggers: Sequence[tuple[int, int, int]]  # first minute of the day, last one, maybe of the next day, replicas
     unrecorded: int  # replicas of the time that was not recorded, 0 if all of the day was
-
-    @property
-    def most(self) -> int:
-        return max(self.counts)
 
 
 def plan_day(schedule: SchedulePlan, begin: int, fixed: int) -> Day:
@@ -131,4 +127,4 @@ def plan_day(schedule: SchedulePlan, begin: int, fixed: int) -> Day:
         if count > least and end > start:
             first, last = begin + math.floor(start / MINUTE_S), begin + math.ceil(end / MINUTE_S)
             triggers.append((first % DAY_MINUTES, last % DAY_MINUTES, count))
-    return Day(least, [max(count, least) for *_, count in parts], triggers, 0 if is_whole else fixed)
+    return Day(least, max(least, *(count for *_, count in parts)), triggers, 0 if is_whole else fixed)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.live.bench import Offered as Offered, run_policies as run_policies, stand_ins as stand_ins
+    from latfit.live.bench import run_policies as run_policies, stand_ins as stand_ins
     from latfit.live.engines import ByRows as ByRows, openvino_run as openvino_run, torch_run as torch_run
     from latfit.live.executor import (
         Abandoned as Abandoned,

@@ -124,33 +124,28 @@ class Bench:
         )
 
 
-@dataclass(frozen=True)
-class Offered:
-    """Loads as shares of the main path's capacity, or as rates."""
-
-    shares: Sequence[float]
-    rates_per_ms: Sequence[float]
-    lasts_s: float
-    seed: int = 0
-
-
 async def run_policies(
     executors: Sequence[Executor],
     names: Sequence[str],
-    offered: Offered,
+    *,
+    shares: Sequence[float],
+    rates_per_ms: Sequence[float],
+    lasts_s: float,
+    seed: int,
     progress: Callable[[float, int], None] | None,
 ) -> tuple[list[Compared], System]:
+    """Run each policy at loads that are shares of the main path's capacity, or rates."""
     try:
         await asyncio.gather(*(each.start() for each in executors))
-        fits = await measure_executors(executors, max(offered.lasts_s / 2, MIN_PROBE_S), offered.seed)
+        fits = await measure_executors(executors, max(lasts_s / 2, MIN_PROBE_S), seed)
         paths = [ExecutionPath(each.name, fit) for each, fit in zip(executors, fits, strict=True)]
         system = System(*(measured_path(path, Serving()) for path in paths))
-        bench = Bench(executors, paths[0], system, offered.lasts_s)
-        rates = [share * bench.capacity for share in offered.shares] or offered.rates_per_ms
+        bench = Bench(executors, paths[0], system, lasts_s)
+        rates = [share * bench.capacity for share in shares] or rates_per_ms
         runs: list[Compared] = []
         for k, rate in enumerate(rates):
             for name in names:
-                runs.append(await bench.run(name, rate, offered.seed + k))
+                runs.append(await bench.run(name, rate, seed + k))
                 if progress is not None:
                     progress(len(runs), len(names) * len(rates))
         return runs, system

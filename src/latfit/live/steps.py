@@ -7,14 +7,15 @@ from typing import Any
 
 from latfit.live.executor import Run
 
+CONTEXT = 256  # cached tokens of each request
+
 
 @dataclass(frozen=True)
 class DecodeSteps:
     """Make, in a process, the function that runs a decode step of up to `largest` requests."""
 
-    model: str = "tiny"
-    context: int = 256
-    largest: int = 32
+    model: str
+    largest: int
     launch_ms: float = 0.0
 
     def __call__(self) -> Run:
@@ -23,7 +24,7 @@ class DecodeSteps:
         device = NumpyDevice(model_shape(self.model), threads=1)
         steps = {}
         for batch in range(self.largest, 0, -1):  # the largest first: the others fit into its memory
-            device.prepare(StepShape(batch, self.context))
+            device.prepare(StepShape(batch, CONTEXT))
             steps[batch] = device.bind_step()
 
         def run(inputs: list[Any]) -> Sequence[Any]:

@@ -107,6 +107,7 @@ class ServerState:
     facts: Mapping[str, Any] = field(default_factory=dict)
     engines: int = 1
     live: bool = True
+    started_s: float | None = None  # creation of the counters in seconds since 1970
 
     def fell_below(self, before: "ServerState") -> bool:
         """Return whether a counter is below an earlier state's: the server restarted."""
@@ -126,7 +127,7 @@ def state_of(lines: Iterable[bytes], name: str) -> ServerState:
     for line in lines:
         size += len(line)
         match = _SAMPLE.fullmatch(line.decode("utf-8", "replace").rstrip("\r\n")) if size <= MAX_BYTES else None
-        if match and not line.startswith(b"#") and not match[1].endswith("_created"):
+        if match and not line.startswith(b"#"):
             value = _number(match[3])
             value = value if abs(value) <= LARGEST_NUMBER else 0.0  # also for NaN
             found.setdefault(match[1], []).append(Sample(match[1], dict(_LABEL.findall(match[2] or "")), value))
@@ -183,6 +184,7 @@ def _state(engine: Engine, own: Own) -> ServerState:
         facts=_facts(engine, own),
         engines=max(1, len(replicas)),
         live=engine.live,
+        started_s=min((s.value for name in own if name.endswith("_created") for s in own[name]), default=None),
     )
 
 

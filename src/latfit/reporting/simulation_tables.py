@@ -26,8 +26,7 @@ def validation_table(found: Validation) -> Table:
     def verdict(row: tuple[str, Figure]) -> str | None:
         figure = row[1]
         within = "within" if figure.holds else "NOT within"
-        is_judged = figure.limit_pct is not None and not math.isnan(figure.error_pct)
-        return f"{within} {figure.limit_pct:g} %" if is_judged else None
+        return None if figure.limit_pct is None else f"{within} {figure.limit_pct:g} %"
 
     return make_table(
         _run_caption(found),

@@ -4,9 +4,7 @@ Client, server and engine measure a request on three clocks: docs/theory/plannin
 """
 
 import math
-import re
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from latfit.errors import BadInput
@@ -20,11 +18,10 @@ COUNTS = ("preemptions", "prefix_queries", "prefix_hits", "draft_tokens", "accep
 
 @dataclass(frozen=True, repr=False)
 class ServerRun:
-    """A run as a server counted it. started_s: creation of the counters in seconds since 1970; None if unpublished."""
+    """A run as a server counted it."""
 
     seen: Interval
     source: str
-    started_s: float | None = None
 
     @property
     def requests(self) -> int:
@@ -75,14 +72,4 @@ def read_server(after: str | Path, before: str | Path | None = None) -> ServerRu
     if not all(any(seen.seen(name) > 0 for name in names) for names in needed.values()):
         found = "no request finished between the two texts" if before else "no finished request in it"
         raise BadInput(found, where=str(after), remedy="Save http://SERVER/metrics before and after the run.")
-    return ServerRun(seen, Path(after).name, _started_s(after))
-
-
-_CREATED = re.compile(rb"\w{1,20}:\w{1,100}_created(?:\{[^}]{0,20000}\})?\s+(\d{1,12}(?:\.\d{1,20})?(?:e\+\d\d)?)\s*")
-MOST_LINES = 1_000_000
-
-
-def _started_s(source: str | Path) -> float | None:
-    with open_source(source).open() as stream:
-        found = [float(told[1]) for line in islice(stream, MOST_LINES) if (told := _CREATED.fullmatch(line))]
-    return min(found, default=None)
+    return ServerRun(seen, Path(after).name)

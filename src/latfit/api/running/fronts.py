@@ -259,8 +259,8 @@ def replay(request: ReplayRequest) -> Replay:
     remedy = "Give the main path, and the side path for a policy that needs one."
     refuse(few, f"{len(executors)} executors for {', '.join(names)}", "executors", remedy)
 
-    offered = live.Offered(shares, per_ms, lasts_s, request.seed)
-    return Replay(*live.precisely(live.run_policies(executors, names, offered, request.progress)))
+    loaded: dict[str, Any] = {"shares": shares, "rates_per_ms": per_ms, "lasts_s": lasts_s, "seed": request.seed}
+    return Replay(*live.precisely(live.run_policies(executors, names, **loaded, progress=request.progress)))
 
 
 def _parts(given: Any) -> list[Any]:
