@@ -152,8 +152,7 @@ class DoubtOptions:
 def doubts(
     problem: FitProblem, solution: Solution, data: FitData, options: DoubtOptions
 ) -> tuple[Uncertainty, Mapping[str, Any], Mapping[str, Any]]:
-    """Return the uncertainty of a solved problem, and the `bootstrap` and `draws` of its file. Raises WrongUsage."""
-    check(options)
+    """Return the uncertainty of a solved problem, and the `bootstrap` and `draws` of its file."""
     found = uncertainty(problem, solution)
     resampled = options.intervals != "sandwich"
     resamples = options.resamples or (RESAMPLES if resampled else 0)

@@ -34,10 +34,6 @@ class Directions:
         lengths = np.where(self.lengths > 0, self.lengths, 1.0)
         return np.asarray(self.right[kept] / self.singular[kept][:, None] / lengths)
 
-    def inverse(self) -> FloatArray:
-        root = self.root()
-        return root.T @ root
-
 
 def condition_number(singular: FloatArray) -> float:
     """Return largest over smallest of descending singular values; infinite if the smallest is rounding error."""
@@ -132,8 +128,8 @@ def sandwich_root(
         return np.zeros((0, 0)), float(max(rows - 1, 1))
     loss, w, firsts, cells_of = problem.options.loss, problem.weights, problem.firsts, by_cell(problem).cells
     sizes = np.diff(firsts, append=len(w))
-    told = decompose(J[:, interior], cells_of.weights)
-    p = len(told.root())
+    root = decompose(J[:, interior], cells_of.weights).root()
+    p = len(root)
     r = problem.residuals(solution.z)
     pull, slope = score_factor(loss, r, solution.f_scale), score_slope(loss, r, solution.f_scale)
     Ji = J[:, interior]
@@ -143,7 +139,7 @@ def sandwich_root(
     correction = 1 + p / rows * spread / mean_slope**2
     score = pull * r
     shift, cells = _cell_variance(problem, score, p)
-    kept = np.repeat(1 - np.einsum("ij,ij->i", Ji @ told.inverse(), Ji), sizes)
+    kept = np.repeat(1 - np.sum((Ji @ root.T) ** 2, axis=1), sizes)
     typical = float(np.sqrt(w @ score**2 / max(rows - p, 1)))
     left_out = np.where(kept > ALONE, score / np.maximum(kept, ALONE), typical)
     scores = [Ji * np.sqrt(np.add.reduceat(w * left_out**2, firsts))[:, None]]

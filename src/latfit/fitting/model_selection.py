@@ -105,14 +105,14 @@ def _tried(data: Rows, f_scale: float, state: _State, setting: Mapping[str, floa
 
 def _fewer_cells(data: Rows, seed: int) -> Rows:
     """Return up to SAMPLE_ROWS rows: half random, half spread evenly over the order of S."""
-    return data if len(data) <= SAMPLE_ROWS else data.once(("fewer", seed), lambda: _drawn(data, seed))
 
+    def draw() -> Rows:
+        order = np.argsort(data.steps["S"], kind="stable")
+        spread = order[np.linspace(0, len(order) - 1, SAMPLE_ROWS // 2).astype(np.int64)]
+        drawn = np.random.default_rng(seed).choice(len(data), SAMPLE_ROWS // 2, replace=False)
+        return data.at(np.unique(np.concatenate([spread, drawn])))
 
-def _drawn(data: Rows, seed: int) -> Rows:
-    order = np.argsort(data.steps["S"], kind="stable")
-    spread = order[np.linspace(0, len(order) - 1, SAMPLE_ROWS // 2).astype(np.int64)]
-    drawn = np.random.default_rng(seed).choice(len(data), SAMPLE_ROWS // 2, replace=False)
-    return data.at(np.unique(np.concatenate([spread, drawn])))
+    return data if len(data) <= SAMPLE_ROWS else data.once(("fewer", seed), draw)
 
 
 AUTO = "auto"
@@ -125,7 +125,7 @@ WORSE_BEYOND = 1.1
 
 NEGLIGIBLE = 0.01  # share of the best error below which a difference is no reason for a larger model
 WORSE_IN_PHASE = 1.25
-"""Largest ratio of a candidate's error in a phase to that of the line, if others are as good on the whole."""
+"""Largest ratio of a candidate's error in a phase to that of the line, and of the best if it is a simpler one."""
 
 OUTSIDE_SHARES = (0.4, 0.7)  # shares of the rows, lowest S, B or context first, on which extrapolation folds train
 FEW_CELLS = 16  # up to this many cells, each one is a fold of its own
@@ -319,7 +319,12 @@ def simplest(scores: Mapping[str, Score], rows: int) -> str:
 
     def is_good(score: Score) -> bool:
         tolerance = max(min(_luck(rows) * paired_error(score, best), most), NEGLIGIBLE * best.mape_pct)
-        return score.mape_pct - best.mape_pct <= tolerance and _is_within(WORSE_BEYOND, score.beyond, best.beyond)
+        near = _is_within(WORSE_BEYOND, score.beyond, best.beyond)
+        return (
+            score.mape_pct - best.mape_pct <= tolerance
+            and near
+            and _is_within(WORSE_IN_PHASE, score.by_phase, best.by_phase)
+        )
 
     names = [name for name, score in scores.items() if score is best or is_good(score)]
     return min(names, key=lambda name: (scores[name].free, scores[name].mape_pct))

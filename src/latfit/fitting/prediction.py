@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from latfit.errors import BadInput, WrongUsage
 from latfit.fitting.data import weights_by_row
-from latfit.model import CONTEXT, SOURCES, FitResult
+from latfit.model import CONTEXT, MAX_TESTED, SOURCES, FitResult
 from latfit.stats import FloatArray, error_metrics
 from latfit.trace import MIXED, PREFILL, UNKNOWN, Trace, phases
 
 CANNOT_TELL = "No interval beyond the measured range: too few values of B or S to validate an extrapolation."
+TOO_FAR = f"No interval more than {MAX_TESTED:g} times as far beyond the measured range as held-out steps test."
 UNTESTED = "Too few measured steps to test how far those unlike them lie off: their intervals may be too narrow."
 OUTSIDE = "outside the measured range"
 NO_PREFILL = "prefill not identified: the fit contains decode steps only"
@@ -82,7 +83,9 @@ def _interval(
             without[rows] = silent
     blind, wider = _blind(fit, steps), fit.widening(**_read(fit, steps))
     without[np.isnan(wider) & (without == "")] = CANNOT_TELL
+    without[np.isinf(wider) & (without == "")] = TOO_FAR
     without[blind] = f"No interval: {NO_PREFILL}."
+    wider = np.where(np.isinf(wider), np.nan, wider)
     low, high = np.where(blind, np.nan, low / wider), np.where(blind, np.nan, high * wider)
     return low, high, np.where(np.isnan(low), np.nan, level_of), without, notes
 
@@ -167,12 +170,6 @@ def _read(fit: FitResult, steps: Trace) -> dict[str, FloatArray]:
     return {name: steps.floats(name) for name in names if name in steps}
 
 
-def _unknown_prefill(fit: FitResult, trace: Trace) -> list[str]:
-    count = round(float(weights_by_row(trace) @ _blind(fit, trace)))
-    text = f"{count:,} steps contain prefill, which is not identified: the fit contains decode steps only."
-    return [text] if count else []
-
-
 def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
     """Return the `--json` of `latfit evaluate`."""
     trace = trace.select(weights_by_row(trace) > 0)  # a cell that stands for no step tells nothing
@@ -188,11 +185,15 @@ def evaluate(fit: FitResult, trace: Trace) -> dict[str, Any]:
         if known.any():
             inside = (observed >= low) & (observed <= high)
             coverage[f"{level:g}"] = float(np.average(inside[known], weights=weights[known]))
+    if count := round(float(weights @ _blind(fit, trace))):
+        without.insert(
+            0, f"{count:,} steps contain prefill, which is not identified: the fit contains decode steps only."
+        )
     rows_of = {str(phase): named == phase for phase in np.unique(named)}
     return {
         "metrics": error_metrics(observed, T, weights),
         "by_phase": {phase: error_metrics(observed[rows], T[rows], weights[rows]) for phase, rows in rows_of.items()},
         "interval_coverage": coverage,
         "outside_domain": round(float(weights[fit.outside_domain(**_read(fit, trace))].sum())),
-        "notes": [*outside_note(fit, trace), *taken(fit, trace), *_unknown_prefill(fit, trace), *without],
+        "notes": [*outside_note(fit, trace), *taken(fit, trace), *without],
     }

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         LevelChange as LevelChange,
     )
     from latfit.model.fit_result import (
+        MAX_TESTED as MAX_TESTED,
         STORED_DRAWS as STORED_DRAWS,
         FitResult as FitResult,
         FitStatus as FitStatus,

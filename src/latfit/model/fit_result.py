@@ -42,6 +42,7 @@ from latfit.stats import FloatArray
 from latfit.units import format_percent, number
 
 MAX_DISTANCE = 3.0  # in median distances of the held-out steps; intervals widen up to here
+MAX_TESTED = 3.0  # tested distances beyond the measured range up to which there are intervals
 FULL_ERROR_DISTANCE = 0.25  # of the held-out distance; the held-out error counts in full from here, in part before
 MAX_BATCH = 1 << 20  # a damaged file can say that larger batches were measured
 MAX_VALUE = 1e60  # of anything counted or timed; its powers are finite
@@ -193,7 +194,10 @@ class FitResult(Record, frozen=True, tag_field="schema", tag="latfit.fit/1"):
         return intervals_from_json(self.intervals)
 
     def widening(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> FloatArray:
-        """Return the factor (n,) >= 1 by which limits widen outside the measured steps; NaN if it is unknown."""
+        """Return the factor (n,) >= 1 by which limits widen outside the measured steps.
+
+        NaN if no extrapolation could be tested, infinite too far beyond those that were.
+        """
         columns, tried = {"B": B, "S": S, **context}, self.cross_validation
         tested = {"S": tried.extrapolation_S, "B": tried.extrapolation_B}
         if tried.extrapolation_context is not None and CONTEXT in context:
@@ -215,7 +219,8 @@ class FitResult(Record, frozen=True, tag_field="schema", tag="latfit.fit/1"):
             return np.where(beyond, np.nan, 1.0)
         span = max(math.log(measured / trained), math.log(2))
         distance = np.log(np.where(beyond, values / measured, 1.0)) / span
-        return np.asarray((1 + tried.p90_ape_pct / 100) ** (distance + np.minimum(distance / FULL_ERROR_DISTANCE, 1.0)))
+        power = distance + np.minimum(distance / FULL_ERROR_DISTANCE, 1.0)
+        return np.asarray((1 + tried.p90_ape_pct / 100) ** np.where(distance > MAX_TESTED, np.inf, power))
 
     def times_outside(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> dict[str, FloatArray]:
         """Return by column the ratio (n,) to the measured end: positive above, negative below, 0 inside."""

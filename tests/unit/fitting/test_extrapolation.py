@@ -5,7 +5,7 @@ import pytest
 from msgspec import structs
 
 from latfit.fitting.fit import fit_trace
-from latfit.fitting.prediction import CANNOT_TELL, predict
+from latfit.fitting.prediction import CANNOT_TELL, TOO_FAR, predict
 from latfit.fitting.problem import FitOptions
 from latfit.model.fit_parts import CrossValidation, HeldOutErrors
 from latfit.model.fit_result import FitResult
@@ -48,6 +48,14 @@ def test_nothing_is_told_where_nothing_was_asked(line: FitResult) -> None:
     assert np.isfinite(found.low[0])
     assert np.isnan(found.low[1])
     assert CANNOT_TELL in found.notes
+
+
+def test_no_interval_is_given_more_than_three_tested_distances_outside(line: FitResult) -> None:
+    """Tested from 1000 to 4000: three such distances end at 256,000."""
+    found = predict(asked(line, 1000.0, 20.0), Trace({"B": np.ones(2), "S": np.array([255_000.0, 257_000.0])}))
+    assert np.isfinite([found.low[0], found.high[0]]).all()
+    assert np.isnan([found.low[1], found.high[1], found.level[1]]).all()
+    assert TOO_FAR in found.notes
 
 
 def test_a_wrong_form_is_covered_beyond_its_data() -> None:

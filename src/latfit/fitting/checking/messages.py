@@ -94,19 +94,14 @@ def keeps_out(found: FitResult, max_error_pct: float | None = None) -> LatfitWar
         return None
     if (pooled := next((each for each in found.warnings if each.code == POOLED), None)) is not None:
         return pooled
-    line, floor = (
-        found.baselines.get("linear", Baseline()),
-        (found.diagnostics.lack_of_fit or {}).get("noise_floor_pct"),
-    )
-    baseline = line.cv.mape_pct or line.mape_pct
+    line, why = found.baselines.get("linear", Baseline()), ""
+    floor, baseline = (found.diagnostics.lack_of_fit or {}).get("noise_floor_pct"), line.cv.mape_pct or line.mape_pct
     if max_error_pct is not None:
         why = f"above the allowed {format_percent(max_error_pct)}" if error > max_error_pct else ""
     elif baseline is not None and error > max(REJECTED_LINES * baseline, MIN_ERROR_PCT):
         why = f"and that of the linear baseline {format_percent(baseline)}"
     elif floor is not None and error > max(REJECTED_FLOORS * floor, LARGE_ERROR_PCT):
         why = f"and repeats of the same step differ by {format_percent(floor)} only"
-    else:
-        why = ""
     remedy = "Measure it again" if found.cross_validation.selection else "Use --model auto"
     if not why:
         return None
@@ -118,15 +113,9 @@ def cliff_notes(cliffs: Sequence[Cliff]) -> Iterator[LatfitWarning]:
     for axis, steps in (("B", "Decode steps"), ("S", "Steps with prefill")):
         highest = sorted((each for each in cliffs if each.axis == axis), key=lambda each: -each.step_pct)
         if highest:
-            yield message(
-                "cliffs",
-                steps=steps,
-                axis=axis,
-                sizes=", ".join(
-                    f"{each.size:,} ({format_percent(each.step_pct, signed=True)})" for each in highest[:MAX_CLIFFS]
-                ),
-                cost=format_percent(max(each.cost_pct for each in highest)),
-            )
+            sizes = [f"{each.size:,} ({format_percent(each.step_pct, signed=True)})" for each in highest[:MAX_CLIFFS]]
+            cost = format_percent(max(each.cost_pct for each in highest))
+            yield message("cliffs", steps=steps, axis=axis, sizes=", ".join(sizes), cost=cost)
 
 
 def _why_large(data: FitData, columns: Sequence[str]) -> str:

@@ -57,7 +57,8 @@ class StepLevels:
         """Return the factor (n,) for larger errors beyond the measured B and S; 1 where it is unknown."""
         if self.fit is None or self.percentile is None:
             return np.ones(np.shape(S))
-        return np.nan_to_num(self.fit.widening(B, S), nan=1.0)
+        wider = self.fit.widening(B, S)
+        return np.where(np.isnan(wider), 1.0, wider)
 
     @property
     def percentile(self) -> float | None:
