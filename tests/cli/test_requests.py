@@ -69,5 +69,5 @@ def test_a_verb_has_the_signature_of_its_request() -> None:
     found = inspect.signature(latfit.plan)
     assert list(found.parameters)[:3] == ["paths", "sla", "rate"]
     assert found.parameters["percentile"].annotation == float | str  # no metadata of the command line
-    assert "percentile\n    Percentile that must meet" in (latfit.plan.__doc__ or "")
+    assert "percentile\n    Percentile of steps or responses" in (latfit.plan.__doc__ or "")
     assert not any(isinstance(each.annotation, Option) for each in found.parameters.values())

@@ -26,25 +26,24 @@ def _shown(entries: Sequence[catalogue.CatalogEntry], added: Path | None = None)
         *(f"{each.steps:,} steps, {each.dtype or 'unknown dtype'}, tensor parallel {each.tp}." for each in entries),
         *(f"Source: {each.source or 'unknown'} ({each.licence or 'no licence named'})." for each in entries),
     ]
-    rows = [
-        [
-            each.name,
-            each.contents,
-            f"{each.B[1]:,.0f}",
-            f"{each.S[1]:,.0f}",
-            format_percent(each.error_pct),
-            each.engine,
-        ]
-        for each in entries
-    ]
-    names = ["name", "a step is", "B up to", "S up to", "error", "source"]
+    table = reporting.table.make_table(
+        "",
+        entries,
+        ("name", "name"),
+        ("a step is", "contents"),
+        ("B up to", lambda each: each.B[1], reporting.table.count),
+        ("S up to", lambda each: each.S[1], reporting.table.count),
+        ("error", "error_pct", format_percent),
+        ("source", "engine"),
+        words=["name", "a step is", "source"],
+    )
     documents = [{name: value for name, value in each.to_json().items() if name != "fit"} for each in entries]
     return PlainAnswer(
         {"entries": documents, "added": added and str(added)},
         reporting.table.Shown(
             verdict if added is None else f"Added {entries[0].name}: {added}.",
             lines=lines if len(entries) == 1 else (),
-            brief=[reporting.table.Table("", names, rows, words=["name", "a step is", "source"])],
+            brief=[table],
         ),
     )
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from latfit.fitting import DoubtOptions, FitOptions, FitTask, Sensitivity
 GRID_B, GRID_S = 5, 6  # values of B and S that a sensitivity takes by default
+ERRORS = ("model", "steps", "median error", "MAPE", "CV MAPE", "R²")  # columns that fit a terminal
 MIN_PHASE_STEPS = 20  # below this a phase shares the fit of all steps
 
 
@@ -121,7 +122,7 @@ class Fit(Answer):
             details,
             warnings,
             [phases],
-            [phases, tables.parameters(fit), tables.errors(fit)],
+            [phases, tables.parameters(fit), tables.errors(fit).only(*ERRORS)],
         )
 
     def kept_out(self, max_error: Any = None) -> Message | None:

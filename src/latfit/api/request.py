@@ -6,7 +6,6 @@ A field is a keyword argument of the library. An `option` is also an option of t
 
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from types import UnionType
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar, Union, get_args, get_origin
 
 from latfit.errors import LatfitError, WrongUsage, refuse, tell
-from latfit.units import MOST_SEED
 
 P = ParamSpec("P")
 K = TypeVar("K")
@@ -202,9 +200,6 @@ def check(request: Any) -> None:
             raise WrongUsage(f"{value} is too small", where=where, remedy=f"Give {least:g} or more.")
         if most is not None and value > most:
             raise WrongUsage(f"{value} is too large", where=where, remedy=f"Give {most:g} or less.")
-    seed = getattr(request, "seed", None)
-    if seed is not None and not (hasattr(seed, "__index__") and 0 <= operator.index(seed) <= MOST_SEED):
-        raise WrongUsage(f"{seed!r} is no seed", where="--seed", remedy=f"Give a whole number from 0 to {MOST_SEED}.")
 
 
 TWINS = {"sla_ms": ("sla", "ms"), "rate_per_s": ("rate", "/s")}

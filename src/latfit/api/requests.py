@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from latfit.api.request import Option, Request, option, setting
 from latfit.units import MOST_SEED
@@ -26,6 +26,8 @@ Progress = Callable[[float, int], None]
 Batching = Literal["chunked-prefill", "continuous", "selective", "static"]
 OrderName = Literal["fcfs", "sjf", "slo", "fair", "priority", "switch"]
 Route = Annotated[Literal["round-robin", "least-loaded", "shortest-queue", "prefix", "predicted-latency"], "Routing."]
+Device = Literal["auto", "numpy", "openvino", "torch-cpu", "torch-cuda"]
+Isa = Literal["auto", "amx", "avx512_bf16", "avx512", "avx2"]
 FrontPolicy = Literal["gpu-only", "three-stage", "cutoff", "split"]
 Service = Literal["fitted", "deterministic", "exponential"]
 StepTimes = Annotated[Literal["fitted", "deterministic"], "Step times: with noise, or the typical one."]
@@ -39,9 +41,7 @@ Sources = Annotated[Any, Option("Traces, logs, tables; globs; - for stdin.", kin
 FitFile = Annotated[Path, Option("A fit file (NAME.fit.json).", argument="FIT")]
 Server = Annotated[str, Option("Address of the server, such as http://localhost:8000.", argument="URL")]
 Tokens = Annotated[int | None, Option("Tokens per request and step. Default: 1 (decode).", min=1)]
-Percentile = Annotated[
-    float | str, Option("Percentile that must meet the SLA: of steps, or of responses.", metavar="X")
-]
+Percentile = Annotated[float | str, Option("Percentile of steps or responses that must meet the SLA.", metavar="X")]
 RateOf = Annotated[str | None, Option("Arrival rate, such as 500/s.", panel="Load")]
 LengthsOf = Annotated[Any, Option("Prompt and output tokens: 2000:300[:VARIATION], or a file.", kind=str, panel="Load")]
 Sla = Annotated[Duration | None, Option("SLA, such as 20ms: per step; with --rate per request.", panel="Target")]
@@ -52,14 +52,13 @@ TransferOf = Annotated[str | None, Option("Time to move a request or its KV cach
 Ageing = Annotated[Duration | None, "Priority ageing: waiting time worth one class, such as 50ms."]
 PathName = Annotated[str, Option("Execution path: amx, gpu, cpu, ...", argument="PATH")]
 TraceFile = Annotated[Path, Option("Trace to write.")]
-Ttft = Annotated[
-    Duration | None, Option("TTFT SLO: 500ms; plan also takes p95:500ms.", "--ttft --ttft-slo", panel="Target")
-]
-Tpot = Annotated[
-    Duration | None, Option("TPOT SLO: 50ms; plan also takes p95:50ms.", "--tpot --tpot-slo", panel="Target")
-]
+Ttft = Annotated[Duration | None, Option("TTFT SLO: 500ms; plan: also p95:500ms.", "--ttft --ttft-slo", panel="Target")]
+Tpot = Annotated[Duration | None, Option("TPOT SLO: 50ms; plan: also p95:50ms.", "--tpot --tpot-slo", panel="Target")]
 WindowOf = Annotated[
     Duration | None, Option("Window length of --arrivals, such as 30min.", "--arrivals-window --window", panel="Load")
+]
+KvBlocks = Annotated[
+    int | None, Option("Blocks of the KV cache. Default: the engine's if known, else unlimited.", min=1)
 ]
 Listener = Annotated[Progress | None, "Called with (done, total)."]
 ReportFolder = Annotated[Path | None, Option("Folder for the report page.", metavar="DIR")]
@@ -120,8 +119,7 @@ class ModelOptions(Request):
     resample: str | None = setting("What the bootstrap draws: auto, rows or block (of time).")
     seed: Seed = 0
     path: str | None = option(
-        "Execution path: cpu, amx, gpu; with --each '{hardware}-tp{tp}'. Default: the trace's.",
-        panel="Systems and files",
+        "Execution path: cpu, gpu; with --each '{hardware}-tp{tp}'. Default: the trace's.", panel="Systems and files"
     )
 
 
@@ -187,7 +185,7 @@ class CompareRequest(ReadOptions):
     lengths: LengthsOf = None
     ttft: Ttft = None
     tpot: Tpot = None
-    kv_blocks: int | None = option("Blocks of the KV cache. Default: from the engine's trace, else unlimited.", min=1)
+    kv_blocks: KvBlocks = None
     price_per_hour: float | None = setting("Price of a replica per hour.")
     seed: Seed = 0
 
@@ -253,18 +251,10 @@ class StepBudgetRequest(Request):
 @dataclass(frozen=True, kw_only=True)
 class EngineLimits(Request):
     PANEL = "Engine"
-    kv_blocks: int | None = option(
-        "Blocks of the KV cache. Default: from the engine's trace, log or metrics, else unlimited.", min=1
-    )
-    max_num_seqs: int | None = option(
-        "Most requests in a step. Default: the engine's, else 256; plan searches it.", min=1
-    )
-    max_num_batched_tokens: int | None = option(
-        "Most tokens in a step. Default: the engine's, else 2048; plan searches it.", min=1
-    )
-    synchronous: bool | None = option(
-        "Scheduling. Default: the trace's, else asynchronous.", names="--synchronous/--asynchronous"
-    )
+    kv_blocks: KvBlocks = None
+    max_num_seqs: int | None = option("Most requests in a step. Default: the engine's, else 256.", min=1)
+    max_num_batched_tokens: int | None = option("Most tokens in a step. Default: the engine's, else 2048.", min=1)
+    synchronous: bool | None = option("Scheduling. Default: the trace's.", names="--synchronous/--asynchronous")
     block_size: int | None = setting("Tokens in a block of the KV cache. Default: the trace's, else 16.")
 
 
@@ -288,9 +278,12 @@ class SpecialSettings(EngineFields):
         "Batching; chunked-prefill is vLLM's. Repeatable.",
         "chunked-prefill",
         names="--batching --engine",
-        kind=list[Batching],
+        kind=list[str],
+        metavar="|".join(get_args(Batching)),
     )
-    order: OrderName | Sequence[OrderName] = option("Scheduling policy. Repeatable.", "fcfs", kind=list[OrderName])
+    order: OrderName | Sequence[OrderName] = option(
+        "Scheduling policy. Repeatable.", "fcfs", kind=list[str], metavar="|".join(get_args(OrderName))
+    )
     length_error: float = setting("sjf: standard deviation of log(predicted/true output).", 0.0)
     switch_at: int = setting("switch: queue length from which it is sjf by class.", 32)
     ageing: Ageing = None
@@ -312,18 +305,13 @@ class Memory(Request):
 
 
 FitOfEngine = Annotated[
-    Any, Option("Fit of the engine's steps. Default: the gpu path of --hardware.", panel="Engine", metavar="FIT")
+    Any, Option("Fit of steps. Default: the gpu path of --hardware.", panel="Engine", metavar="FIT")
 ]
 PrefillFit = Annotated[Any, Option("A separate fit of steps that contain prefill.", panel="Engine")]
 Users = Annotated[int | None, Option("Closed-loop users, each with one request at a time.", min=1, panel="Load")]
 Think = Annotated[Duration, Option("Mean think time of a user between requests.", panel="Load")]
 ArrivalProcess = Annotated[
-    str,
-    Option(
-        "poisson; gamma:CV; bursts:TIMES:SHARE:LENGTH, such as bursts:4:0.1:1s.",
-        "--arrival-process --law",
-        panel="Load",
-    ),
+    str, Option("poisson; gamma:CV; bursts:TIMES:SHARE:LENGTH (4:0.1:1s).", "--arrival-process --law", panel="Load")
 ]
 Classes = Annotated[
     Iterable[str],
@@ -561,13 +549,9 @@ class ProfileRequest(Request):
     SHOWN = "model budget device isa dtype grid context threads precision seed out resume"
     model: str = option("A preset (tiny, smollm2-135m, ..., llama-3.1-8b) or a HuggingFace config.json.", "tiny")
     budget: Duration | None = option("Time to spend, such as 60s or 5min. Default: 60s.", panel="Run")
-    device: Literal["auto", "numpy", "openvino", "torch-cpu", "torch-cuda"] = option(
-        "auto measures everything available.", "auto", panel="Device"
-    )
+    device: Device = option("auto measures everything available.", "auto", panel="Device")
     _: KW_ONLY
-    isa: Literal["auto", "amx", "avx512_bf16", "avx512", "avx2"] = option(
-        "Cap the instruction set of CPU kernels.", "auto", panel="Device"
-    )
+    isa: Isa = option("Cap the instruction set of CPU kernels.", "auto", panel="Device")
     dtype: Literal["auto", "bf16", "fp16", "fp32", "int8"] = option("auto: bf16 if it is fast.", "auto", panel="Device")
     threads: int | None = option("Threads. Default: the idle CPUs.", panel="Device")
     pin: str | None = option("CPUs to pin to: 0,2-5.", panel="Device")
@@ -580,9 +564,7 @@ class ProfileRequest(Request):
     layers: int | None = option("Number of the model's layers to measure.")
     kernel: Literal["step", "gemm", "attention"] = setting("The whole step or a part.", "step")
     history: str = setting("Cached tokens before a prefill chunk: 0,1024.", "0")
-    design: Literal["auto", "adaptive", "grid"] = setting(
-        "adaptive: the most informative cells first; grid: every cell three times.", "auto"
-    )
+    design: Literal["auto", "adaptive", "grid"] = setting("The most informative cells first, or all in turn.", "auto")
     precision: float = option("Stop once every median has this relative precision (95 % interval).", 0.03, panel="Run")
     seed: Seed = 0
     out: Path | str | None = setting("File of the trace; a journal next to it keeps what is measured until the end.")
@@ -609,7 +591,7 @@ class TuneRequest(Request):
     SHOWN = "command rate lengths arrivals ttft tpot url load max_restarts budget out dry_run"
     EXCLUDES = "url command; lengths arrivals"
     command: Sequence[str] = option(
-        "What starts the engine: -- vllm serve MODEL ...", (), kind=list[str] | None, argument="COMMAND"
+        "Starts the engine: -- vllm serve MODEL", (), kind=list[str] | None, argument="COMMAND"
     )
     _: KW_ONLY
     rate: RateOf = None
@@ -670,9 +652,7 @@ class ServeRequest(Request):
     NEEDS = "lengths: hardware; learn: times hardware; ageing: classes"
     engines: Annotated[
         str | Mapping[str, str] | Sequence[str],
-        Option(
-            "One or two engines: gpu=http://localhost:8000 cpu=http://localhost:8001.", kind=list[str], argument="URL"
-        ),
+        Option("One or two engines, such as gpu=http://localhost:8000.", kind=list[str], argument="URL"),
     ]
     _: KW_ONLY
     policy: FrontPolicy | None = option("Routing policy. Default: three-stage with two engines.")
@@ -683,7 +663,7 @@ class ServeRequest(Request):
     t_cut: Duration | None = option("Queueing timeout before falling back to the second engine.")
     learn: bool = option("Learn response times while serving.", False)
     classes: Sequence[str] | None = option(
-        "Class that requests name in the header x-latfit-class. Repeatable, most urgent first.", names="--class"
+        "Class in the header x-latfit-class, urgent first. Repeatable.", names="--class"
     )
     ageing: Duration | None = option("Waiting time worth one class, such as 5s; else strict priority.")
     host: str = option("Address to listen at; 0.0.0.0 for all.", "127.0.0.1", panel="Listening")
@@ -695,9 +675,7 @@ class ServeRequest(Request):
     max_body: str = setting("Largest body of a request (413).", "8MiB")
     max_memory: str = setting("Bodies of all requests together (429).", "256MiB")
     connect: Duration = setting("Until an engine is connected.", "5s")
-    first_byte: Duration = option(
-        "Timeout until a response begins, or is complete if not streamed.", "5min", panel="Timeouts"
-    )
+    first_byte: Duration = option("Timeout until a response begins, or is complete.", "5min", panel="Timeouts")
     between: Duration = setting("From one piece of a reply to the next, on either side.", "1min")
     drain: Duration = option("Time for running requests to finish after a stop.", "30s", panel="Timeouts")
     ready: Callable[[str], None] | None = setting("Called with the address and the rule in words.")

@@ -9,9 +9,8 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, is_dataclass, make_dataclass, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -57,7 +56,7 @@ def verb(function: Verb) -> Verb:
     def flat(parser: typer.Context | None = None, **known: Any) -> None:
         sources = {name: None if parser is None else parser.get_parameter_source(name) for name in known}
         typed = {
-            name: _as_texts(known[name])
+            name: known[name]
             for name, source in sources.items()
             if source is None or source.name not in ("DEFAULT", "DEFAULT_MAP")
         }
@@ -135,25 +134,13 @@ def _parameter(each: Declared, *, hidden: bool) -> inspect.Parameter:
 def _kind(each: Declared) -> Any:
     assert each.option is not None
     if each.option.kind is not None:
-        return _with_choices(each.option.kind)
+        return each.option.kind
     if Any in each.kinds:
         return Path
     several = next((kind for kind in each.kinds if get_origin(kind) is Sequence), None)
     if several is not None:
         return list[get_args(several)]  # type: ignore[misc]
     return str if str in each.kinds else each.kinds[0]
-
-
-def _with_choices(kind: Any) -> Any:
-    """Return `list[Literal[...]]` as a list of an enumeration."""
-    choices = get_args(kind)[0] if get_origin(kind) is list else None
-    if get_origin(choices) is not Literal:
-        return kind
-    return list[StrEnum("Choice", [(name, name) for name in get_args(choices)])]  # type: ignore[misc]
-
-
-def _as_texts(value: Any) -> Any:
-    return [each.value if isinstance(each, StrEnum) else each for each in value] if isinstance(value, list) else value
 
 
 class ShownInPanels(TyperCommand):

@@ -17,15 +17,11 @@ from latfit.api.requests import (
     PlanRequest,
     Tokens,
 )
-from latfit.cli.options import OutputOptions, answer, check_files, group_of_verbs, subverb, verb, write_files
+from latfit.cli.options import OutputOptions, answer, check_files, group_of_verbs, subverb, verb
 from latfit.cli.output import (
-    echo,
     note,
     print_answer,
     print_json,
-    print_messages,
-    print_table,
-    progress_bar,
     say,
     suggest,
 )
@@ -98,18 +94,15 @@ def _plan_engines(
 
 
 def _plan_batches(request: PlanRequest, output: OutputOptions, *, out: Path | None, report: Path | None) -> None:
-    from latfit.api import plan as decide, report as write_report
+    from latfit.api import report as write_report
 
-    check_files(out, report=report)
+    check_files(report=report)
     question = "batches of requests that are alike" if request.has_load else "single steps (no --rate)"
     tokens = "" if request.tokens_per_request else "; decode, one token a request: --tokens-per-request changes that"
     note(f"Planning {question}{tokens}.", quiet=output.silent)
-    with progress_bar("Planning", quiet=output.silent):
-        found, request = decide.of(request), with_units(request)
-    print_answer(found, output)
+    found, request = answer("plan", request, output, busy="Planning", out=out), with_units(request)
     if found.feasible and not (output.json or output.verbose):
         _suggest_next(found, request, has_report=report is not None)
-    write_files(found, quiet=output.silent, out=out)
     if report is not None:
         note(write_report(found.hardware, report, plan=found).summary(), quiet=output.silent)
     if not found.feasible:
@@ -197,25 +190,23 @@ def show(
     With -v every batch, and the fitted peak next to the machine's.
     """
     from latfit.api import Hardware as Machine
-    from latfit.reporting import steps
+    from latfit.api.answer import PlainAnswer
+    from latfit.messages import note as as_note
+    from latfit.reporting import steps, table
 
     tokens, known = tokens_per_request or 1, Machine(hardware)
     if not known.result.paths:
         raise BadInput("no execution path in it", where=str(hardware), remedy="Add one with `latfit hardware add`.")
-    described = known.described(tokens, context)
-    if output.json:
-        print_json({"hardware": str(hardware), "paths": described})
-        return
-    print_table(steps.paths_table(known.result, tokens, context))
-    print_messages(known.outside(tokens, context), kind="note")
-    if output.verbose:
-        paths = known.result.paths.values()
-        tables = [steps.estimates_table(each.label, steps.estimates(each, tokens, context), tokens) for each in paths]
-        shares = steps.ceilings_table(known.result)
-        for table in [*tables, shares] if shares.rows else tables:
-            echo()
-            print_table(table)
-    else:
+    brief, paths = [steps.paths_table(known.result, tokens, context)], known.result.paths.values()
+    batches = [steps.estimates_table(each.label, steps.estimates(each, tokens, context), tokens) for each in paths]
+    shown = table.Shown(
+        messages=list(map(as_note, known.outside(tokens, context))),
+        brief=brief,
+        tables=[*brief, *batches, steps.ceilings_table(known.result)],
+    )
+    document = {"hardware": str(hardware), "paths": known.described(tokens, context)}
+    print_answer(PlainAnswer(document, shown), output)
+    if not (output.json or output.verbose):
         suggest("latfit plan --sla 20ms")
     if tokens_per_request is None:
         note("For decode, one token a request; --tokens-per-request changes that.", quiet=output.silent)

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 from latfit.api.request import option
 from latfit.api.requests import ReadRequest, TraceFile
 from latfit.cli.options import OutputOptions, group_of_verbs, read_sources, subverb, verb
-from latfit.cli.output import echo, note, print_json, print_messages, print_table, say, suggest, wrapped
+from latfit.cli.output import note, print_answer, print_json, print_messages, say, suggest
 from latfit.errors import WrongUsage
-from latfit.units import format_ms, format_percent
+from latfit.units import count_text, format_ms, format_percent
 
 if TYPE_CHECKING:
     from latfit.trace import Coverage
 
 trace = group_of_verbs("Look at measured steps before fitting them.")
 SHOWN_FACTS = ("rows_read", "rows_used", "dropped", "marked", "formats")
-MAX_MISSING = 3  # sentences on what is missing, without --verbose
 
 
 @verb
@@ -88,8 +87,10 @@ def show(
 
     Example: latfit trace show trace.parquet --figure coverage.png
     """
+    from latfit.api.answer import PlainAnswer
     from latfit.files import check_writable
-    from latfit.reporting import fit_figures, steps
+    from latfit.messages import note as as_note
+    from latfit.reporting import fit_figures, steps, table
     from latfit.trace import coverage_of, data_facts, reading_notes
 
     if figure is not None:
@@ -98,33 +99,29 @@ def show(
     data, found, notes = data_facts(read, {}, read.trace), coverage_of(read.trace), reading_notes(read)
     if figure is not None:
         fit_figures.write_coverage(figure, read.trace)
+    missing = ["Missing for a good fit:", *(f"  {each}" for each in found.missing)] if found.missing else []
+    lines = [_time_covered(found), steps.requests_line(read.everything.provenance), *missing]
+    drift = [
+        f"Drift: {run} ends {format_percent(100 * change, signed=True)} from where it began."
+        for run, change in found.drift.items()
+    ]
+    shown = table.Shown(
+        steps.data_line(data),
+        lines=list(filter(None, lines)),
+        messages=[*drift, *map(as_note, notes)],
+        brief=[steps.coverage_table(found)],
+    )
+    facts = {name: data[name] for name in SHOWN_FACTS}
+    print_answer(PlainAnswer({**facts, **found.to_json(), "notes": notes}, shown), output)
     if output.json:
-        print_json({**{name: data[name] for name in SHOWN_FACTS}, **found.to_json(), "notes": notes})
         return
-    say(steps.data_line(data))
-    _print_coverage(found, verbose=output.verbose)
-    if sentence := steps.requests_line(read.everything.provenance):
-        say(sentence)
-    print_messages(notes, kind="note")
     if figure is not None:
         note(f"Drew {figure}.", quiet=output.quiet)
     each = " --each" if len(read.systems) > 1 else ""
     suggest(f"{shlex.join(['latfit', 'fit', *request.source])}{each}")
 
 
-def _print_coverage(found: "Coverage", *, verbose: bool) -> None:
-    from latfit.reporting import steps
-
-    print_table(steps.coverage_table(found))
-    if found.seconds is not None:
-        say(f"Time covered: {format_ms(found.seconds * 1e3)} in {found.runs} run{'s' if found.runs > 1 else ''}.")
-    drift = {run: format_percent(100 * change, signed=True) for run, change in found.drift.items()}
-    print_messages(
-        (f"Drift: {run} ends {change} from where it began." for run, change in drift.items()), verbose=verbose
-    )
-    if found.missing:
-        say("Missing for a good fit:")
-    for text in found.missing if verbose else found.missing[:MAX_MISSING]:
-        echo(wrapped(text, "    ", "  - "))
-    if not verbose and len(found.missing) > MAX_MISSING:
-        say(f"  - and {len(found.missing) - MAX_MISSING} more: --verbose shows them.")
+def _time_covered(found: "Coverage") -> str:
+    if found.seconds is None:
+        return ""
+    return f"Time covered: {format_ms(found.seconds * 1e3)} in {count_text(found.runs, 'run')}."

@@ -303,22 +303,19 @@ def _engine_key(plan: Plan) -> str:
 
 
 def upgrade_table(upgrade: Upgrade) -> Table:
-    rows = [
-        (
-            each.step,
-            f"{each.B:,}",
-            f"{each.S:,}",
-            format_ms(each.before_ms),
-            _signed_ms(each.change_ms),
-            "-" if each.interval_ms is None else " to ".join(map(_signed_ms, each.interval_ms)),
-            _signed_ms(each.fixed_ms),
-            _signed_ms(each.growing_ms),
-        )
-        for each in upgrade.changes
-    ]
-    smallest = f"at B = {upgrade.changes[0].smallest_batch:,}"
-    columns = ("step", "B", "S", "before", "change", "95 % interval", smallest, "beyond it")
-    return Table(f"Steps at this load, {upgrade.source}", columns, rows, words=("step",))
+    return make_table(
+        f"Steps at this load, {upgrade.source}",
+        upgrade.changes,
+        ("step", "step"),
+        ("B", "B", count),
+        ("S", "S", count),
+        ("before", "before_ms", format_ms),
+        ("change", "change_ms", _signed_ms),
+        ("95 % interval", "interval_ms", lambda ends: " to ".join(map(_signed_ms, ends))),
+        (f"at B = {upgrade.changes[0].smallest_batch:,}", "fixed_ms", _signed_ms),
+        ("beyond it", "growing_ms", _signed_ms),
+        words=("step",),
+    )
 
 
 def _signed_ms(value_ms: float) -> str:
@@ -343,17 +340,17 @@ def show_speculation(found: SpeculationPlan) -> Shown:
     if not found.draft_ms:
         cost = ". The steps are taken to include drafting: give --draft-cost if they do not"
     tokens = f"{number(found.tokens_per_step)} tokens per request and step{cost}."
-    rows = [
-        (
-            f"{each.B:,}",
-            *map(format_ms, (each.step_ms, each.draft_step_ms)),
-            *map(number, (each.tokens_per_s, each.draft_tokens_per_s)),
-            f"{each.speedup:.2f}",
-            f"{each.interval[0]:.2f} to {each.interval[1]:.2f}",
-        )
-        for each in found.rows
-    ]
-    columns = ("B", "step", "draft step", "tokens/s", "draft tokens/s", "speed-up", "95 % interval")
+    table = make_table(
+        "",
+        found.rows,
+        ("B", "B", count),
+        ("step", "step_ms", format_ms),
+        ("draft step", "draft_step_ms", format_ms),
+        ("tokens/s", "tokens_per_s", number),
+        ("draft tokens/s", "draft_tokens_per_s", number),
+        ("speed-up", "speedup", "{:.2f}".format),
+        ("95 % interval", lambda each: f"{each.interval[0]:.2f} to {each.interval[1]:.2f}"),
+    )
     state: State = "bad" if high < 1 else "doubt" if low <= 1 or open_end else "good"
     lines = [f"Acceptance {format_percent(100 * found.acceptance)}{error}, {tokens}"]
-    return Shown(verdict, state, lines, brief=[Table("", columns, rows)])
+    return Shown(verdict, state, lines, brief=[table])

@@ -103,8 +103,11 @@ def show_machine(found: Inventory) -> Shown:
         f"{machine['os']}, Python {machine['python']}; {', '.join(versions) or 'no extras installed'}.",
         f"  ready: {'; '.join(ready)}.",
     ]
-    lines += [f"  missing: {each.name}: {each.missing}. {each.remedy}" for each in found.features if not each.ready]
-    return Shown(f"{len(ready)} of {len(found.features)} features are ready on this machine.", lines=lines)
+    missing = [each for each in found.features if not each.ready]
+    lines += [f"  missing: {each.name}. {each.remedy}" for each in missing]
+    why = [f"  {each.name}: {each.missing}." for each in missing]
+    verdict = f"{len(ready)} of {len(found.features)} features are ready on this machine."
+    return Shown(verdict, lines=lines, details=["Why features are missing:", *why])
 
 
 def window_lines(
