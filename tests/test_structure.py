@@ -3,6 +3,7 @@ command line imports nothing heavy at start."""
 
 import ast
 import importlib
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -123,6 +124,22 @@ def test_public_names_exist_once() -> None:
             # a module of that name would take the place of what the package exports as soon as it is imported
             if f"{package}.{name}" in MODULES:
                 assert getattr(shown, "__name__", "") == f"{package}.{name}", f"{package}.{name} is two things"
+
+
+def test_names_that_pages_use_are_exported_explicitly() -> None:
+    """Strict type checkers ask for `A as A` in a package that is typed."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    text = "\n".join(page.read_text() for page in pages)
+    used = re.findall(r"from latfit\.(\w+) import (\([^)]*\)|[^\n]*)", text) + re.findall(r"latfit\.(\w+)\.(\w+)", text)
+    wrong = set()
+    for package, names in used:
+        if (SOURCE / package).is_dir():
+            imports = [
+                node for node in ast.walk(parsed(SOURCE / package / "__init__.py")) if isinstance(node, ast.ImportFrom)
+            ]
+            implicit = {alias.name for node in imports for alias in node.names if alias.asname is None}
+            wrong |= {f"latfit.{package}.{name}" for name in implicit & set(re.findall(r"\w+", names))}
+    assert wrong == set()
 
 
 def test_no_module_needs_itself_to_be_imported() -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         examine_server,
         watch_server,
     )
-    from latfit.api.running.fronts import Replay, replay, serve
+    from latfit.api.running.fronts import Replay, replay as replay, serve
     from latfit.api.running.recording import Recorded, fit_recording, record_passes, record_server
     from latfit.api.serving import EnginePlan, plan_engine as plan_engine
     from latfit.api.simulations import PolicySimulation, Simulation as Simulation, simulate as simulate, simulate_study

@@ -5,27 +5,20 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.queueing.arrivals import POISSON as POISSON, Arrivals as Arrivals, dispersions as dispersions
-    from latfit.queueing.capacity import (
-        bisect as bisect,
-        feasible_ranges as feasible_ranges,
-    )
-    from latfit.queueing.dispatch_mdp import optimal_rule as optimal_rule, solve_optimal as solve_optimal
-    from latfit.queueing.distribution import ResponseDistribution as ResponseDistribution
+    from latfit.queueing.arrivals import POISSON, Arrivals, dispersions
+    from latfit.queueing.capacity import bisect, feasible_ranges
+    from latfit.queueing.dispatch_mdp import optimal_rule as optimal_rule, solve_optimal
+    from latfit.queueing.distribution import ResponseDistribution
     from latfit.queueing.sampled import (
-        COARSE as COARSE,
-        FINE as FINE,
-        QUICK as QUICK,
-        USUAL as USUAL,
-        Effort as Effort,
-        arrival_moments as arrival_moments,
-        run_length as run_length,
+        COARSE,
+        FINE,
+        QUICK,
+        USUAL,
+        Effort,
+        arrival_moments,
+        run_length,
         simulate_batches as simulate_batches,
     )
-    from latfit.queueing.service import (
-        ServiceTimes as ServiceTimes,
-        linear_times as linear_times,
-        measured_times as measured_times,
-    )
+    from latfit.queueing.service import ServiceTimes, linear_times as linear_times, measured_times as measured_times
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

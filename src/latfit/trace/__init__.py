@@ -34,10 +34,10 @@ if TYPE_CHECKING:
         read_again,
         timed,
     )
-    from latfit.trace.readers import Options, Reader, add_reader
+    from latfit.trace.readers import Options as Options, Reader as Reader, add_reader as add_reader
     from latfit.trace.readers.engines import Rows, add_pass, trace_of_passes
     from latfit.trace.readers.requests import OUTPUTS, PROMPTS, TABLES, TIMES, request_format
-    from latfit.trace.readers.source import Source, Tally, member, number, numbers, open_source, records
+    from latfit.trace.readers.source import Source as Source, Tally, member, number, numbers, open_source, records
     from latfit.trace.readers.table import read_columns, typed_columns
     from latfit.trace.serving_engine import (
         EngineFacts,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         UNKNOWN,
         WEIGHT,
         Array,
-        Trace,
+        Trace as Trace,
         concatenated,
         phases,
         row_weights,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         PrefixBlocks,
         Requests,
         Resampled,
-        make_requests,
+        make_requests as make_requests,
         parse_lengths,
     )
 
