@@ -60,8 +60,8 @@ def triton(facts: PlanFacts, wanted: Wanted) -> Exported:
     files: dict[str, str] = {}
     values: dict[str, Any] = {}
 
-    def add(path: str, settings: Batcher, note: str, suffix: str = "") -> str:
-        folder = f"{folder_name(path)}{suffix}"
+    def add(path: str, settings: Batcher, note: str) -> str:
+        folder = folder_name(path)
         if folder in values:  # names of paths differ, these folders need not
             folder += f"-{len(values) + 1}"
         name = folder if wanted.model is None else f"{folder_name(wanted.model)}-{folder}"
@@ -92,16 +92,6 @@ def triton(facts: PlanFacts, wanted: Wanted) -> Exported:
         add(paths[0], ONE_AT_A_TIME, "one request at a time, as in the plan")
     else:
         add(paths[0], batcher, f"{chosen.kind.value}, the plan's decision")
-    other = next((each for each in plan.strategies if each.kind is Kind.AMORTISED), None)
-    if other is not None and "triton_batched" in plan.engines:
-        batched = Batcher.from_json(plan.engines["triton_batched"], f"{facts.file}, triton_batched")
-        path = _path_of(plan, other.paths[0])
-        theirs, ours = (
-            "no percentile" if each.percentile_ms is None else format_ms(each.percentile_ms, 4)
-            for each in (other, chosen)
-        )
-        note = f"not the plan's decision: {other.name} has {theirs} where {ours} was chosen"
-        add(path, batched, note, "-batched")
     if router is not None:
         files["router.py"] = render("router.py.jinja", facts, "The router before Triton: T_cut", **router)
     return Exported("triton", facts.name, files, values)

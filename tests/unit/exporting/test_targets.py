@@ -143,18 +143,6 @@ class TestTriton:
         assert names is not None
         assert {f"{each}/config.pbtxt" for each in names.groups()} < found.files.keys()
 
-    def test_amortised_batches_beside_the_decision(self) -> None:
-        """At 1,000/s the amortised rule waits for a batch; greedy batching is quicker, and chosen."""
-        plan = latfit.plan({"gpu": "launch=4ms,slope=0.1ms,max_batch=64"}, "25ms", "1000/s").to_json()
-        found = latfit.export(plan, "triton")
-        batched = next(each for each in plan["strategies"] if each["kind"] == "amortised batches")
-        assert not batched["chosen"]
-        config = read_pbtxt(found.files["gpu-batched/config.pbtxt"])
-        assert config["dynamic_batching"]["preferred_batch_size"] == [*range(batched["batch"], 65)]
-        delay = config["dynamic_batching"]["max_queue_delay_microseconds"]
-        assert delay == pytest.approx((batched["batch"] - 1) / 1000 * 1e6, abs=1)
-        assert "preferred_batch_size" not in read_pbtxt(found.files["gpu/config.pbtxt"])["dynamic_batching"]
-
 
 class TestTensorrt:
     def test_profile_and_flags(self) -> None:
