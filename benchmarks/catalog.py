@@ -158,7 +158,7 @@ def left_out(entries: dict[str, CatalogEntry]) -> Iterator[tuple[CatalogEntry, C
             continue
         others = {name: each for name, each in entries.items() if each is not entry and each.contents == entry.contents}
         if found := nearest(others, entry.gpu, entry.model, entry.weights, entry.tp):
-            yield entry, found[0], mean_error(found[0], entry)
+            yield entry, found, mean_error(found, entry)
 
 
 def mean_error(source: CatalogEntry, target: CatalogEntry) -> float:

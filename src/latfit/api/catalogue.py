@@ -135,12 +135,10 @@ def _scaled(
         weights: float | None = sum(count_parameters(model_config(Path(model))))
     else:
         weights = next((each.weights for each in entries.values() if each.model == model and each.weights), None)
-    found = (
-        catalogue.nearest(entries, gpu, model, weights, tp) if gpu in catalogue.GPUS and weights is not None else None
-    )
-    if not found or weights is None:
+    found = None if weights is None else catalogue.nearest(entries, gpu, model, weights, tp)
+    if found is None or weights is None:
         return None
-    fit = fit_steps(Trace(catalogue.scaled_steps(found[0], gpu, weights, tp)), model="roofline").result
+    fit = fit_steps(Trace(catalogue.scaled_steps(found, gpu, weights, tp)), model="roofline").result
     system = {"hardware": gpu, "model": model, "tp": str(tp)}
     facts = structs.replace(fit.data, source=name, sources=[name])
-    return found[0], structs.replace(fit, data=facts, provenance={**fit.provenance, "identity": system})
+    return found, structs.replace(fit, data=facts, provenance={**fit.provenance, "identity": system})

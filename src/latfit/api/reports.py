@@ -82,8 +82,8 @@ def report(request: ReportRequest) -> Report:
     making = reporting.layout.Making(command_line(), utc_now())
     result, asked = (None, PlanOptions()) if plan is None else (plan.result, plan.request)
     made = reporting.page.ReportInput(profile, rows, result, percent(request.percentile), asked, making, notes)
-    written = reporting.page.write_report(folder, made)
-    return Report(written.html, list(written.figures), notes)
+    html, *figures = reporting.page.write_report(folder, made)
+    return Report(html, figures, notes)
 
 
 def _rows_of_fits(paths: Any, profile: HardwareProfile) -> Rows:

@@ -46,7 +46,7 @@ class Simulation(Answer):
 
     @property
     def _notes(self) -> list[str]:
-        return reporting.brief.distinct(list(dict.fromkeys(text for run in self.runs for text in run.notes)))
+        return reporting.brief.distinct(text for run in self.runs for text in run.notes)
 
     @property
     def frame(self) -> Any:

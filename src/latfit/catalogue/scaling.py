@@ -57,10 +57,8 @@ def ratio_of(source: CatalogEntry, gpu: str, weights: float, tp: int, S: FloatAr
     return roofline_ms(GPUS[gpu], weights, tp, S) / there
 
 
-def nearest(
-    entries: Mapping[str, CatalogEntry], gpu: str, model: str, weights: float, tp: int
-) -> tuple[CatalogEntry, ...]:
-    """Return the neighbours of a system, nearest mean roofline first."""
+def nearest(entries: Mapping[str, CatalogEntry], gpu: str, model: str, weights: float, tp: int) -> CatalogEntry | None:
+    """Return the neighbour of a system with the nearest mean roofline."""
 
     def distance(entry: CatalogEntry) -> float:
         return float(np.abs(np.log(ratio_of(entry, gpu, weights, tp, np.geomspace(1, 4096, GRID)))).mean())
@@ -73,7 +71,7 @@ def nearest(
         and {each.gpu, gpu} <= set(GPUS)
         and (each.model == model or (each.gpu == gpu and each.contents in (KERNELS, STEPS)))
     ]
-    return tuple(sorted(near, key=distance))
+    return min(near, key=distance, default=None)
 
 
 def scaled_steps(source: CatalogEntry, gpu: str, weights: float, tp: int) -> dict[str, FloatArray]:

@@ -429,10 +429,14 @@ def record(request: requests.RecordRequest, output: OutputOptions) -> None:
     latfit record http://localhost:8000 --duration 10min --out trace.parquet
     latfit record zmq://localhost:20380
     """
-    from latfit.api import fit_recording, record_passes, record_server
+    from latfit.api import fit_recording, record_server
     from latfit.record import is_stream
 
     next_fit = f"latfit fit {shlex.quote(str(request.out))}"
+    if is_stream(request.url):
+        answer("record_passes", request, output, busy="Recording")
+        note(f"Wrote {request.out}. Next: {next_fit}", quiet=output.silent)
+        return
     with progress_bar("Recording", quiet=output.silent) as advance:
 
         def show(at_s: float, whole_s: float, since: "Interval | None") -> None:
@@ -440,11 +444,7 @@ def record(request: requests.RecordRequest, output: OutputOptions) -> None:
             now = "" if last is None else f"{number(last.running)} running, {number(last.waiting)} waiting"
             advance(at_s, whole_s, now)
 
-        windows: Any = (record_passes if is_stream(request.url) else record_server).of(replace(request, progress=show))
-    if is_stream(request.url):
-        print_answer(windows, output)
-        note(f"Wrote {request.out}. Next: {next_fit}", quiet=output.silent)
-        return
+        windows = record_server.of(replace(request, progress=show))
     kept = f"What was recorded until then is kept in {request.out}."
     try:
         with progress_bar("Fitting and simulating", quiet=output.silent):

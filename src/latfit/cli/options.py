@@ -288,6 +288,6 @@ def write_files(
         from latfit.provenance import command_line, utc_now
         from latfit.reporting import layout
 
-        report = layout.write_page(report, found.page(layout.Making(command_line(), utc_now()))).html
+        report = layout.write_page(report, found.page(layout.Making(command_line(), utc_now())))[0]
     for written in filter(None, (out, figure, report)):
         note(f"Wrote {written}.", quiet=quiet)

@@ -93,12 +93,6 @@ class Rendered:
     pictures: Sequence[Picture]
 
 
-@dataclass(frozen=True)
-class Written:
-    html: Path
-    figures: Sequence[Path]
-
-
 def render_page(page: Page) -> Rendered:
     """Return a page as HTML; a security line lets it run its own script only."""
     environment = Environment(
@@ -144,10 +138,11 @@ def draw_picture(stem: str, alt: str, figure: Figure) -> Picture:
     return Picture(stem, f"{alt} {style.title_of(figure)}.", style.png(figure), broad=bool(width > 2 * height))
 
 
-def write_page(folder: Path, rendered: Rendered, name: str = PAGE_NAME) -> Written:
+def write_page(folder: Path, rendered: Rendered, name: str = PAGE_NAME) -> list[Path]:
+    """Return the files: the page, then its pictures."""
     make_folder(folder)
     figures = [folder / f"{picture.stem}.png" for picture in rendered.pictures]
     for target, picture in zip(figures, rendered.pictures, strict=True):
         write_bytes(target, picture.png)
     write_text(folder / name, rendered.html)
-    return Written(folder / name, figures)
+    return [folder / name, *figures]

@@ -16,7 +16,6 @@ from latfit.reporting.layout import (
     Picture,
     Rendered,
     Section,
-    Written,
     make_slider,
     render_page,
     write_page,
@@ -107,7 +106,7 @@ def _change_bars(plan: Plan) -> list[Bar]:
     return make_bars((row.change, row.percentile_ms if i else best) for i, row in enumerate(plan.sensitivity))
 
 
-def write_report(folder: Path, report: ReportInput) -> Written:
+def write_report(folder: Path, report: ReportInput) -> list[Path]:
     return write_page(folder, render(report), PAGE_NAME)
 
 

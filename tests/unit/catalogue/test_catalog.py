@@ -140,7 +140,7 @@ def test_a_planted_roofline_scales_to_another_gpu_and_another_model() -> None:
         scaled = scaled_steps(h100, target.gpu, target.weights, 1)
         T = fit_of(target).latency_ms(scaled["B"], scaled["S"])
         assert np.abs(scaled["T_ms"] / T - 1).mean() < 0.03
-    assert nearest({h100.name: h100, small.name: small}, "h100", "m", 7e9, 1)[0] is h100
+    assert nearest({h100.name: h100, small.name: small}, "h100", "m", 7e9, 1) is h100
 
 
 def test_a_system_that_nobody_measured_is_scaled() -> None:

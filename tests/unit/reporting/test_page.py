@@ -134,9 +134,9 @@ class TestHostile:
     def test_files_stay_in_the_folder(self, rows: Trace, tmp_path: Path) -> None:
         fit = fit_of(rows)
         profile = machine(**{"../../up": fit, "..-..-up": fit, "a/b": fit})
-        written = write_report(tmp_path / "out", ReportInput(profile))
-        assert len({figure.resolve() for figure in written.figures}) == len(written.figures) == 4
-        assert {path.parent for path in written.figures} == {tmp_path / "out"}
+        _, *figures = write_report(tmp_path / "out", ReportInput(profile))
+        assert len({figure.resolve() for figure in figures}) == len(figures) == 4
+        assert {path.parent for path in figures} == {tmp_path / "out"}
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -200,13 +200,10 @@ def luminance(colour: str) -> float:
 
 class TestWriting:
     def test_files_are_what_was_rendered(self, one_path: ReportInput, html: str, tmp_path: Path) -> None:
-        written = write_report(tmp_path / "new" / "folder", one_path)
-        assert written.html.read_text(encoding="utf-8") == html
-        assert [figure.name for figure in written.figures] == [
-            "latency-map.png",
-            "measured-vs-predicted.png",
-        ]
-        assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in written.figures)
+        page, *figures = write_report(tmp_path / "new" / "folder", one_path)
+        assert page.read_text(encoding="utf-8") == html
+        assert [figure.name for figure in figures] == ["latency-map.png", "measured-vs-predicted.png"]
+        assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in figures)
 
     def test_a_file_in_the_way_of_the_folder(self, one_path: ReportInput, tmp_path: Path) -> None:
         (tmp_path / "taken").write_text("mine")

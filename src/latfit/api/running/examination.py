@@ -168,8 +168,7 @@ class Snapshot(Answer):
     server: str
     diagnosis: Diagnosis
     seen: Interval
-    ttft_slo_ms: float = math.inf
-    tpot_slo_ms: float = math.inf
+    limits_ms: Mapping[str, float]  # SLOs of ttft and tpot, infinite without one
     capacity_per_s: float = math.nan  # highest rate within the SLO, by a fit
     unknown: str = ""  # why the capacity is NaN
     problem: str = ""  # why the server does not answer
@@ -178,27 +177,22 @@ class Snapshot(Answer):
     @cached_property
     def _shown(self) -> "reporting.table.Shown":
         binding = self.diagnosis.binding
-        kept = [found.share_within(limit) for found, limit in self._promised().values()]
+        kept = [found.share_within(limit) for found, limit in self._promised.values()]
         sure = all(low >= 0.99 for low, _ in kept) and binding in ("steps", "sequences")
         broken = self.problem or any(high < 0.99 for _, high in kept)
-        limits = {"ttft": self.ttft_slo_ms, "tpot": self.tpot_slo_ms}
-        times = {name.upper(): (self._histogram(name), limit) for name, limit in limits.items()}
-        capacity, verdict = (
-            (self.capacity_per_s, self.unknown),
-            f"{self.server} {self.problem}; the figures are its last.",
-        )
-        if not self.problem:
-            verdict = f"{self.diagnosis.engine} at {self.server} {reporting.running.BINDING[binding]}."
-        return reporting.table.Shown(
-            verdict,
-            "bad" if broken else "good" if sure else "doubt",
-            reporting.running.window_lines(self.diagnosis, self.seen, times, capacity, self.speed),
-        )
+        times = {name.upper(): (self._histogram(name), limit) for name, limit in self.limits_ms.items()}
+        verdict = f"{self.diagnosis.engine} at {self.server} {reporting.running.BINDING[binding]}."
+        if self.problem:
+            verdict = f"{self.server} {self.problem}; the figures are its last."
+        capacity = self.capacity_per_s, self.unknown
+        lines = reporting.running.window_lines(self.diagnosis, self.seen, times, capacity, self.speed)
+        return reporting.table.Shown(verdict, "bad" if broken else "good" if sure else "doubt", lines)
 
+    @property
     def _promised(self) -> dict[str, tuple[Buckets, float]]:
-        limits = {"ttft": self.ttft_slo_ms, "tpot": self.tpot_slo_ms}
-        found = {name: (self._histogram(name), limit) for name, limit in limits.items() if math.isfinite(limit)}
-        return {name: (histogram, limit) for name, (histogram, limit) in found.items() if histogram is not None}
+        """Histogram and limit of each time with an SLO."""
+        finite = {name: limit for name, limit in self.limits_ms.items() if math.isfinite(limit)}
+        return {name: (seen, limit) for name, limit in finite.items() if (seen := self._histogram(name)) is not None}
 
     def _histogram(self, name: str) -> Buckets | None:
         """Return the histogram of a time, of token gaps for a missing TPOT."""
@@ -208,7 +202,7 @@ class Snapshot(Answer):
 
     def to_json(self) -> dict[str, Any]:
         slo = {}
-        for name, (histogram, limit_ms) in self._promised().items():
+        for name, (histogram, limit_ms) in self._promised.items():
             low, high = histogram.share_within(limit_ms)
             slo[name] = {"limit_ms": limit_ms, "share_low": low, "share_high": high}
         tails = {name: found for name in ("ttft", "tpot", "latency") if (found := self._histogram(name)) is not None}
@@ -240,7 +234,7 @@ def watch_server(request: WatchRequest) -> Iterator[Snapshot]:
 def _snapshots(
     server: Server, every_s: float, window_s: float, request: WatchRequest, slo: tuple[float, float]
 ) -> Iterator[Snapshot]:
-    facts = server.settings()
+    facts, limits = server.settings(), dict(zip(("ttft", "tpot"), slo, strict=True))
     has_fit = request.fit is not None or request.hardware is not None
     enough_s = min(0.9 * window_s, ENOUGH_S)
     readings: deque[Reading] = deque()  # of the last window
@@ -277,7 +271,7 @@ def _snapshots(
             engine = fitted_engine(request, seen, diagnosis, facts)
             what_if = WhatIf(engine, list(readings), slo, at_measured_speed=request.at_measured_speed)
             capacity, speed = _predict_capacity(what_if, slo), what_if.speed
-        last = Snapshot(str(server), diagnosis, seen, *slo, *capacity, speed=speed)
+        last = Snapshot(str(server), diagnosis, seen, limits, *capacity, speed=speed)
         yield last
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from latfit.api.answer import Answer, PlainAnswer, State
 from latfit.api.hardware import DEFAULT_PATH, profile_of
 from latfit.api.quantities import by_name, count, duration as in_ms, percent, rates, several
 from latfit.api.request import option_of, verb
-from latfit.api.requests import ReplayRequest, ServeRequest
+from latfit.api.requests import FrontPolicy, ReplayRequest, ServeRequest
 from latfit.errors import HardwareMissing, Interrupted, WrongUsage, refuse
 from latfit.hardware import ExecutionPath, PathLatency
 from latfit.live import Router, RouterOptions
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 SLOTS = 8
 OVERDUE, MIN_OVERDUE_S = 20.0, 1.0  # T(1) that a caller waits without a byte until its leaving shows a hung engine
 MIN_TOKEN = 8  # letters
-FRONT_POLICIES = ("gpu-only", "three-stage", "cutoff", "split")  # every batch is one request
 UNKNOWN_MS = 1000.0  # T(1) if none is given, for policies that do not use it
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 OPEN = " No token is set: anyone who can reach this host can send requests."
@@ -131,7 +130,8 @@ def reply_ms(path: ExecutionPath, lengths: str, slots: int) -> float:
 def front_policy(name: str, names: list[str], times_ms: Mapping[str, float], settings: Settings) -> Policy:
     """Return a policy for batches of one request. Raises WrongUsage."""
     found = f"engines form their batches themselves, without {name!r}"
-    refuse(name not in FRONT_POLICIES, found, "--policy", f"Take one of {', '.join(FRONT_POLICIES)}.")
+    possible = get_args(FrontPolicy)
+    refuse(name not in possible, found, "--policy", f"Take one of {', '.join(possible)}.")
     lacking = [each for each in names if each not in times_ms]
     found = f"{name} needs the time of a reply of {' and '.join(lacking)}"
     remedy = f"Give it (--times {''.join(lacking[:1])}=800ms), or --hardware with a fit of that name."

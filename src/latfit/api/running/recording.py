@@ -184,7 +184,7 @@ def record_passes(request: RecordRequest) -> PlainAnswer:
     try:
         for spent_s in recorder.record(long_s):
             if request.progress is not None:
-                request.progress(spent_s, long_s, None)
+                request.progress(spent_s, long_s)
     except KeyboardInterrupt:
         interrupted = True
     trace = recorder.trace({} if request.path is None else {"path": request.path})
