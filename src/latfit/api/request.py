@@ -211,8 +211,8 @@ def with_units(request: K) -> K:
     changes: dict[str, Any] = {}
     for twin, (name, unit) in TWINS.items():
         if (value := getattr(request, twin, None)) is not None:
-            where, both = f"--{name}, --set {twin}", getattr(request, name) is not None
-            refuse(both, "these contradict each other", where, "Give one of them.")
+            where = ", ".join(option_of(type(request), each) for each in (name, twin))
+            refuse(getattr(request, name) is not None, "these contradict each other", where, "Give one of them.")
             one = isinstance(value, str) or not isinstance(value, Iterable)
             changes |= {name: f"{value}{unit}" if one else [f"{each}{unit}" for each in value], twin: None}
     return replace(request, **changes) if changes else request  # type: ignore[type-var]

@@ -213,7 +213,7 @@ class PlanRequest(PlanTarget):
 
     PANEL = "Load"
     SHOWN = "sla rate replicas paths"
-    EXCLUDES = "sla sla_ms; rate rate_per_s arrivals"
+    EXCLUDES = "rate rate_per_s arrivals"
     NEEDS = (
         "prompt_tokens: ttft; arrivals_window: arrivals; "
         "replicas objective laws_only seed max_batch: rate rate_per_s arrivals"
@@ -237,7 +237,6 @@ class PlanRequest(PlanTarget):
 
 @dataclass(frozen=True)
 class StepBudgetRequest(Request):
-    EXCLUDES = "sla sla_ms"
     paths: Any
     sla: Duration | None = setting('The SLA of a step, "10ms".')
     _: KW_ONLY
@@ -388,7 +387,6 @@ class SweepOptions(Cluster):
 @dataclass(frozen=True, kw_only=True)
 class PolicyMachine(SweepOptions):
     PANEL = "Machine"
-    EXCLUDES = "sla sla_ms"
     sla_ms: float | None = setting("The SLA as a number of milliseconds.")
     nominal: Mapping[str, str] | Sequence[str] | None = option(
         "A path's nominal numbers: gpu:launch=8ms,slope=0.05ms, amx:p50=2ms. Repeatable.", names="--nominal --path"
@@ -424,7 +422,7 @@ class PolicySettings(Request):
 @dataclass(frozen=True, kw_only=True)
 class SimulatedLoad(Request):
     PANEL = "Load"
-    EXCLUDES = "arrivals users load_curve; rate users; rate rate_per_s; arrivals classes; arrivals prompt_lengths"
+    EXCLUDES = "arrivals users load_curve; rate users; arrivals classes; arrivals prompt_lengths"
     NEEDS = "think: users vary; arrival_process: rate rate_per_s vary; ageing: classes arrivals"
     rate_per_s: float | Sequence[float] | None = setting("The rates as numbers of requests a second.")
     arrivals: Arrivals = None
@@ -527,7 +525,7 @@ class ExportRequest(Request):
 @dataclass(frozen=True)
 class ReportRequest(Request):
     PANEL = "Report"
-    EXCLUDES = "sla sla_ms; rate rate_per_s; sla plan"
+    EXCLUDES = "sla plan"
     NEEDS = "percentile tokens_per_request: sla sla_ms plan; laws_only: rate rate_per_s"
     paths: Hardware = "hardware.json"
     out: Path | str = option("Folder for the page and its pictures.", "reports", kind=Path, metavar="DIR")

@@ -260,23 +260,25 @@ def check_files(out: Path | None = None, figure: Path | None = None, report: Pat
         check_writable(report / layout.PAGE_NAME)
 
 
-def answer(name: str, request: Any, output: OutputOptions, *, busy: str = "", **files: Path | None) -> Any:
-    """Call a verb of the library; print and write its answer."""
+def answer(
+    name: str,
+    request: Any,
+    output: OutputOptions,
+    *,
+    busy: str = "",
+    out: Path | None = None,
+    figure: Path | None = None,
+    report: Path | None = None,
+) -> Any:
+    """Call a verb of the library; print its answer, and write it into files."""
     import latfit.api
 
-    check_files(**files)
+    check_files(out, figure, report)
     with progress_bar(busy, quiet=output.silent or not busy) as advance:
         if busy and hasattr(request, "progress"):
             request = replace(request, progress=advance)
         found = getattr(latfit.api, name).of(request)
     print_answer(found, output)
-    write_files(found, quiet=output.silent, **files)
-    return found
-
-
-def write_files(
-    found: Any, *, quiet: bool, out: Path | None = None, figure: Path | None = None, report: Path | None = None
-) -> None:
     if out is not None:
         found.save(out)
     if figure is not None:
@@ -290,4 +292,5 @@ def write_files(
 
         report = layout.write_page(report, found.page(layout.Making(command_line(), utc_now())))[0]
     for written in filter(None, (out, figure, report)):
-        note(f"Wrote {written}.", quiet=quiet)
+        note(f"Wrote {written}.", quiet=output.silent)
+    return found

@@ -51,8 +51,8 @@ def draw_map(axes: Axes, view: FitView) -> None:
     impossible: dict[str, Any] = {"facecolor": "#e9ebee", "edgecolor": style.FAINT, "linewidth": 0.8, "zorder": 2.5}
     floor = np.maximum(area.B, area.S[0])
     axes.fill_between(area.B, area.S[0], floor, label="S < B: no such step", **impossible)
-    style.log_x(axes, float(area.B[0]), float(area.B[-1]), 2)
-    style.log_y(axes, float(area.S[0]), float(area.S[-1]), 2)
+    style.log_axis(axes, "x", float(area.B[0]), float(area.B[-1]), 2)
+    style.log_axis(axes, "y", float(area.S[0]), float(area.S[-1]), 2)
     style.legend(axes, place="lower right")
 
 
@@ -118,8 +118,8 @@ def draw_predicted(axes: Axes, view: FitView) -> None:
         look |= {"markersize": 3.0 if many else 4.0, "markeredgewidth": 0 if many else 0.3, "markeredgecolor": "white"}
         label = f"{phase or 'step'} ({count(n)}), bias {bias}"
         axes.plot(rows.predicted_ms[at], rows.measured_ms[at], linestyle="none", alpha=0.5, label=label, **look)
-    style.log_x(axes, low, high)
-    style.log_y(axes, low, high)
+    style.log_axis(axes, "x", low, high)
+    style.log_axis(axes, "y", low, high)
     style.legend(axes, place="upper left")
 
 
@@ -210,8 +210,8 @@ def _draw_plane(axes: Axes, trace: Trace, coverage: Coverage) -> None:
     edge = np.geomspace(low_B, high_B, 50)
     below: dict[str, Any] = {"color": style.GRID, "zorder": 0, "label": "S < B: no such step"}
     axes.fill_between(edge, low_S, np.clip(edge, low_S, high_S), **below)
-    style.log_x(axes, low_B, high_B, 2)
-    style.log_y(axes, low_S, high_S, 2)
+    style.log_axis(axes, "x", low_B, high_B, 2)
+    style.log_axis(axes, "y", low_S, high_S, 2)
     style.legend(axes)
 
 
@@ -223,5 +223,5 @@ def _draw_time(axes: Axes, trace: Trace, coverage: Coverage) -> None:
     seconds, T_ms = trace.floats("t_s"), trace.floats("T_ms")
     for rows, look in _rows_by_phase(trace):
         axes.plot(seconds[rows], T_ms[rows], "o", markersize=2.5, markeredgewidth=0, **look)
-    style.log_y(axes, *style.padded_span(T_ms))
+    style.log_axis(axes, "y", *style.padded_span(T_ms))
     style.legend(axes)

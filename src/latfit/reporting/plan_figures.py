@@ -40,7 +40,7 @@ def plan_figure(plan: Plan, profile: HardwareProfile, request: PlanOptions) -> F
     figure, axes = _line_figure(title, "req/s per replica", label, lines, plan.sla_ms)
     axes.axvline(plan.rate_per_s, color=style.INK, linewidth=1.1, linestyle=":", label=format_rate(plan.rate_per_s))
     rates = np.concatenate([[plan.rate_per_s], *(line.x for line in lines)])
-    style.log_x(axes, *style.padded_span(rates))
+    style.log_axis(axes, "x", *style.padded_span(rates))
     axes.set_ylim(0, SLA_HEIGHT * plan.sla_ms)
     style.legend(axes)
     return figure
@@ -50,8 +50,8 @@ def latency_figure(plan: Plan | None, lines: Sequence[Line]) -> Figure:
     title, sla = ("Latency of a batch", None) if plan is None else (_thresholds_title(plan), plan.sla_ms)
     figure, axes = _line_figure(title, "requests in the batch, B", "latency of a batch [ms]", lines, sla)
     values = np.concatenate([*(line.y for line in lines), [] if sla is None else [sla]])
-    style.log_y(axes, *style.padded_span(values))
-    style.log_x(axes, 0.9, max(float(line.x[-1]) for line in lines) * 1.1, 2)
+    style.log_axis(axes, "y", *style.padded_span(values))
+    style.log_axis(axes, "x", 0.9, max(float(line.x[-1]) for line in lines) * 1.1, 2)
     for name, threshold, dash in (("B1", plan.B1, "--"), ("B2", plan.B2, ":")) if plan is not None else ():
         if threshold.value is not None:
             label = f"{name}: {count(threshold.value)}"

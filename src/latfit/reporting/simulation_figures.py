@@ -95,9 +95,9 @@ def runs_figure(runs: Sequence[SimResult]) -> Figure:
         look |= {"linestyle": "-" if i < len(style.LINE_COLOURS) else "--", "markersize": 4, "label": drawable(policy)}
         axes.errorbar([run.rate_per_s for run in line], [each.value for each in p99], np.nan_to_num(reach), **look)
     if shown:
-        style.log_y(axes, *style.padded_span(np.array([run.latency.p99 for run in shown])))
+        style.log_axis(axes, "y", *style.padded_span(np.array([run.latency.p99 for run in shown])))
     if rates[-1] > WIDE * rates[0]:
-        style.log_x(axes, *style.padded_span(np.array(rates)))
+        style.log_axis(axes, "x", *style.padded_span(np.array(rates)))
     style.dress(axes, "99th percentile of response times", "arrival rate [req/s]", "p99 [ms]")
     style.legend(axes)
     return figure

@@ -68,17 +68,10 @@ def dress(axes: Axes, title: str, x: str, y: str) -> None:
         axes.spines[side].set_color(FAINT)
 
 
-def log_x(axes: Axes, low: float, high: float, base: int = 10) -> None:
+def log_axis(axes: Axes, name: Literal["x", "y"], low: float, high: float, base: int = 10) -> None:
     """base: 2 for requests and tokens."""
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    plain_ticks(axes.xaxis, log_ticks(low, high, base))
-
-
-def log_y(axes: Axes, low: float, high: float, base: int = 10) -> None:
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
-    plain_ticks(axes.yaxis, log_ticks(low, high, base))
+    axes.set(**{f"{name}scale": "log", f"{name}lim": (low, high)})
+    plain_ticks(getattr(axes, f"{name}axis"), log_ticks(low, high, base))
 
 
 def plain_ticks(axis: Axis, ticks: list[float]) -> None:
