@@ -76,7 +76,7 @@ def test_prefill_apart_and_replicas(folder: Path, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ([*RECORDED, "--order", "whim"], 2, "'whim' is not one of"),
+        ([*RECORDED, "--order", "whim"], 2, "'whim' is not an order"),
         ([*RECORDED, "--set", "prefix_hit_rate=1"], 2, "--set prefix_hit_rate"),
         ([*RECORDED, "--set", "acceptance=2", "--set", "draft_tokens=2"], 2, "--set draft_tokens"),
         ([*DRAWN], 2, "--rate"),
