@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from latfit.errors import HardwareMissing, refuse
-from latfit.hardware import ExecutionPath
+from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.live.executor import Executor, ProcessExecutor
 from latfit.live.replay import (
     MAX_OTHERS,
+    STATISTICS,
     Compared,
     Driven,
     at_speed,
@@ -24,6 +25,7 @@ from latfit.live.replay import (
     speed_levels,
 )
 from latfit.live.steps import DecodeSteps
+from latfit.planning import promised_by_batches
 from latfit.policies import POLICIES, named_policy
 from latfit.profiling import model_shape, usable_cpus
 from latfit.queueing import solve_optimal
@@ -58,6 +60,7 @@ def stand_ins(model: str, launch_ms: float, max_batch: int) -> list[Executor]:
 @dataclass(frozen=True, eq=False)
 class Bench:
     executors: Sequence[Executor]
+    main: ExecutionPath
     system: System
     lasts_s: float
 
@@ -94,6 +97,13 @@ class Bench:
         predicted = await asyncio.to_thread(predict, speed, REPLICATIONS)
         speeds = draw_speeds(levels, SPEEDS, np.random.default_rng([seed, 3]))
         drawn = [await asyncio.to_thread(predict, each, RUNS_PER_SPEED, seed + k) for k, each in enumerate(speeds)]
+        slower = slowdown(driven.batches, at_speed(system, speed))
+        own = speed * np.array([slower.get(path.name, 1.0) for path in system.paths])
+        at_own = await asyncio.to_thread(predict, own, REPLICATIONS // 2)
+        promise = None
+        if name == "gpu-only":
+            profile = HardwareProfile({self.main.name: self.main})
+            promise = await asyncio.to_thread(promised_by_batches, profile, rate, 0.99, float(np.max(levels)))
         result = driven.result
         before_and_after = zip(system.paths, levels.reshape(2, 2, -1).mean(axis=1).T.tolist(), strict=True)
         return Compared(
@@ -107,7 +117,10 @@ class Bench:
             driven.late_ms,
             driven.failed,
             {path.name: (first, last) for path, (first, last) in before_and_after},
-            slowdown(driven.batches, at_speed(system, speed)),
+            slower,
+            {name: float(at_own.latency[name].value) for name in STATISTICS},
+            float(result.latency["p99"].low),
+            None if promise is None or promise.interval is None or promise.doubts else promise.interval[1],
         )
 
 
@@ -127,7 +140,7 @@ async def run_policies(
         fits = await measure_executors(executors, max(lasts_s / 2, MIN_PROBE_S), seed)
         paths = [ExecutionPath(each.name, fit) for each, fit in zip(executors, fits, strict=True)]
         system = System(*(measured_path(path, Serving()) for path in paths))
-        bench = Bench(executors, system, lasts_s)
+        bench = Bench(executors, paths[0], system, lasts_s)
         rates = [share * bench.capacity for share in shares] or rates_per_ms
         runs: list[Compared] = []
         for k, rate in enumerate(rates):

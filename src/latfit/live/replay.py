@@ -25,7 +25,7 @@ from latfit.profiling import LoadWatch
 from latfit.simulation import SimResult, System, measured_result, measured_run
 from latfit.stats import FloatArray
 from latfit.trace import Trace
-from latfit.units import format_percent
+from latfit.units import format_ms, format_percent
 
 Result = TypeVar("Result")
 Batches = Sequence[tuple[FloatArray, FloatArray]]
@@ -156,13 +156,21 @@ class Compared:
     failed: int
     speed: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # T over the fitted T before and after
     slower: Mapping[str, float] = field(default_factory=dict)  # mean time of the run's batches over the predicted one
+    at_own_speed_ms: Mapping[str, float] = field(default_factory=dict)  # prediction at the speed of the run's batches
+    lowest_p99_ms: float = -math.inf  # lower end of the interval of the measured p99
+    promised_p99_ms: float | None = None  # that a plan promises at the slower speed; None if it promises none
 
     @property
     def agrees(self) -> bool | None:
         """Return whether each statistic is within TOLERANCE or in its range; None if others disturbed the run."""
         if self.others_share > MAX_OTHERS:
             return None
-        return not self.failed and all(map(self._is_predicted, STATISTICS))
+        return not self.failed and self.promise_kept is not False and all(map(self._is_predicted, STATISTICS))
+
+    @property
+    def promise_kept(self) -> bool | None:
+        """Return whether the measured p99 may lie within the plan's promise; None if there is none."""
+        return None if self.promised_p99_ms is None else not self.lowest_p99_ms > self.promised_p99_ms
 
     def _is_predicted(self, statistic: str) -> bool:
         measured, predicted = self.measured["latency_ms"][statistic], self.predicted["latency_ms"][statistic]
@@ -172,15 +180,21 @@ class Compared:
     @property
     def notes(self) -> list[str]:
         where, notes = f"{self.policy} at {format_percent(100 * self.load)}", []
+        if self.promised_p99_ms is not None:
+            p99, kept = format_ms(self.measured["latency_ms"]["p99"]), "kept" if self.promise_kept else "broken"
+            promised = format_ms(self.promised_p99_ms)
+            notes.append(f"{where}: a plan promises a p99 of {promised} at most; {kept} ({p99}).")
         if self.failed:
             notes.append(f"{where}: {self.failed:,} requests failed.")
         if self.agrees is False and self.slower:
             took = [f"{ratio:.2f} times as long on {path}" for path, ratio in self.slower.items()]
-            notes.append(f"{where}: its batches took {' and '.join(took)} as predicted.")
+            own = [f"{name} {format_ms(ms)}" for name, ms in self.at_own_speed_ms.items() if name in ("mean", "p99")]
+            at_own = f" At that speed the prediction is {' and '.join(own)}." if own else ""
+            notes.append(f"{where}: its batches took {' and '.join(took)} as predicted.{at_own}")
         return notes
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"agrees": self.agrees}
+        return asdict(self) | {"promise_kept": self.promise_kept, "agrees": self.agrees}
 
 
 def predicted_ranges(drawn: Sequence[SimResult]) -> dict[str, tuple[float, float]]:

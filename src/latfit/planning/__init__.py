@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from latfit.planning.fit_quality import FitQuality, trace_name
     from latfit.planning.load.curves import Line, latency_lines, rate_lines
     from latfit.planning.load.strategies import Target
+    from latfit.planning.load.uncertainty import promised_by_batches
     from latfit.planning.load.varying import load_of, read_load
     from latfit.planning.plan import make_plan
     from latfit.planning.request import Load, Objective, PlanOptions, ServingTargets, parse_objective

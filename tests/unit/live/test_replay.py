@@ -98,6 +98,16 @@ def test_what_cannot_be_replayed_is_refused(given: dict[str, object], says: str)
         replay(**given)  # type: ignore[arg-type]
 
 
+def test_a_promise_below_what_was_surely_measured_is_broken() -> None:
+    run = replace(planted(100.0, 100.0, 1.0), lowest_p99_ms=95.0)
+    assert run.promise_kept is None
+    assert replace(run, promised_p99_ms=96.0).agrees
+    broken = replace(run, promised_p99_ms=94.0)
+    assert not broken.promise_kept
+    assert not broken.agrees
+    assert "promises a p99 of 94 ms at most; broken (100 ms)" in broken.notes[0]
+
+
 def test_a_run_lies_among_the_speeds_that_its_probes_allow() -> None:
     """Planted: ln speeds of halves and of the run are normal with 3 and 6 % around a level; of 400 runs, 95 %
     lie between the outermost of 40."""

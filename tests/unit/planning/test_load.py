@@ -1,19 +1,16 @@
 """A load that varies: windows of recorded arrivals; its files."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from latfit.errors import BadInput
-from latfit.planning.load.strategies import Target, machine_of
-from latfit.planning.load.uncertainty import estimate_percentile
+from latfit.planning.load.uncertainty import promised_by_batches
 from latfit.planning.load.varying import load_from_arrivals, read_load
 from latfit.planning.plan import make_plan
 from latfit.planning.request import Load, PlanOptions
-from latfit.planning.result import Kind, Strategy
 from tests.unit.planning.test_plan import line, machine
 from tests.unit.planning.test_support import LAW, SIXTY_FOUR
 
@@ -72,12 +69,10 @@ class TestFiles:
 @pytest.mark.parametrize("slower", [1.3, 2.0])
 def test_slower_steps_are_a_slower_clock(slower: float) -> None:
     """Steps that take c times as long at a rate of 1/c give c times the response, and c times its interval."""
-    fitted = machine_of(machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=LAW)), 1, PlanOptions())
+    profile = machine(gpu=line(4, 0.1, domain=SIXTY_FOUR, intervals=LAW))
 
     def at(slower: float) -> list[float]:
-        scaled = replace(fitted, gpu=fitted.main.scaled(slower))
-        greedy = Strategy(Kind.GREEDY, (fitted.main.label,))
-        found = estimate_percentile(scaled, greedy, Target(math.inf, 0.99, 1), 2.0 / slower)
+        found = promised_by_batches(profile, 2.0 / slower, 0.99, slower)
         assert found is not None
         return [(end or math.inf) / slower for end in (found.percentile_ms, *found.interval)]
 

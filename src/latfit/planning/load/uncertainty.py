@@ -5,14 +5,15 @@ The 95 % interval of the ratios is joined with that of the simulation, in logari
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from latfit.hardware import CERTAIN
+from latfit.hardware import CERTAIN, HardwareProfile
 from latfit.messages import Message, message
 from latfit.planning import wording
-from latfit.planning.load.strategies import Machine, Target
+from latfit.planning.load.strategies import Machine, Target, machine_of
+from latfit.planning.request import PlanOptions
 from latfit.planning.result import Interval, Kind, Strategy
 from latfit.planning.verdict import Verdict, probability_within, verdict_of
 from latfit.queueing import COARSE, FINE, QUICK, ResponseDistribution, bisect
@@ -58,6 +59,13 @@ def estimate_percentile(
         return PercentileEstimate(value, (own[0], own[1] if math.isfinite(own[1]) else None), doubts)
     low, high = (_join(value, *each) for each in zip(own, _ends_of(ratios), strict=True))
     return PercentileEstimate(value, (low, high), doubts, tuple(np.argsort(-ratios, kind="stable").tolist()))
+
+
+def promised_by_batches(profile: HardwareProfile, rate: float, q: float, slower: float) -> PercentileEstimate | None:
+    """Return the percentile of greedy batches with steps `slower` times as long; None for overload."""
+    fitted = machine_of(profile, 1, PlanOptions(rate=rate))
+    machine = replace(fitted, cpu=None, gpu=fitted.main.scaled(slower))
+    return estimate_percentile(machine, Strategy(Kind.GREEDY, (fitted.main.label,)), Target(math.inf, q, 1), rate)
 
 
 def robust_rate(
