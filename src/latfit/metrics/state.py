@@ -184,7 +184,9 @@ def _state(engine: Engine, own: Own) -> ServerState:
         facts=_facts(engine, own),
         engines=max(1, len(replicas)),
         live=engine.live,
-        started_s=min((s.value for name in own if name.endswith("_created") for s in own[name]), default=None),
+        started_s=min(
+            (s.value for name in own if name.endswith("_created") for s in own[name] if s.value), default=None
+        ),
     )
 
 
