@@ -19,24 +19,7 @@ from latfit.errors import LatfitError, WrongUsage, refuse
 from latfit.live.executor import Abandoned, Executor, ExecutorFailed, ExecutorLost, ExecutorTimedOut, failure
 from latfit.live.path import LivePath, Server, times_table
 from latfit.live.waiting import Request, RequestQueue, State
-from latfit.policies import (
-    AGED,
-    ANY,
-    DUE,
-    MAIN,
-    MOST_AGED,
-    NOW,
-    OLDEST,
-    SERVE_MAIN,
-    SERVE_SIDE,
-    SIDE,
-    T_CUT,
-    VIEW,
-    WAIT,
-    WAITING,
-    Policy,
-    decide,
-)
+from latfit.policies import Policy, codes, decide
 from latfit.stats import FloatArray
 
 
@@ -111,7 +94,7 @@ class Router:
         self.batch_listeners: list[Callable[[LivePath, int, float, float, bool], None]] = []
         self._queue = RequestQueue(options.deadlines_ms, policy.ageing_ms)
         self._places = max(executor.servers for executor in executors)
-        self._view = np.full(VIEW + 2 * self._places, math.inf)
+        self._view = np.full(codes.VIEW + 2 * self._places, math.inf)
         self._use(times_ms, policy)
         self._clock = clock
         self._is_open = self._is_draining = False
@@ -127,7 +110,7 @@ class Router:
 
     @property
     def main(self) -> LivePath:
-        return self.paths[MAIN]
+        return self.paths[codes.MAIN]
 
     @property
     def waiting(self) -> int:
@@ -157,7 +140,7 @@ class Router:
                 raise error
             if self.options.example is not None:
                 await _gather(self._warm_up(path.executor) for path in self.paths)
-            decide(self.policy.code, self.policy.parameters, self._times, np.zeros(VIEW))  # compiled before traffic
+            decide(self.policy.code, self.policy.parameters, self._times, np.zeros(codes.VIEW))  # compiles
             if not self._probes:
                 probed = [path for path in self.paths if path.executor.is_probed]
                 await asyncio.gather(*map(self._probe, probed))
@@ -219,7 +202,7 @@ class Router:
         for path, times in zip(self.paths, times_ms, strict=True):
             path.times_ms = np.concatenate([[0.0], np.asarray(times, dtype=np.float64)])
         self.policy, self._times = policy, times_table(self.paths)
-        self._cutoff_ms = float(policy.parameters[T_CUT])
+        self._cutoff_ms = float(policy.parameters[codes.T_CUT])
         self._queue.ageing_ms = policy.ageing_ms
 
     async def drain(self, within_s: float = math.inf) -> bool:
@@ -288,9 +271,9 @@ class Router:
         now = self._now_ms() if now is None else now
         while self.waiting:
             action, take, until, skip = self._decide(now)
-            if action == WAIT:
+            if action == codes.WAIT:
                 break
-            path = self.paths[MAIN if action == SERVE_MAIN else SIDE]
+            path = self.paths[codes.MAIN if action == codes.SERVE_MAIN else codes.SIDE]
             self._begin(path, self._queue.take(take, now, skip), now)
         else:
             until, skip = math.inf, 1
@@ -312,16 +295,16 @@ class Router:
         If a path is down or the router drains, an idle path takes what it can.
         """
         is_up = [path.up(now) for path in self.paths]
-        if is_up[MAIN] and (is_up[-1] or not self.policy.needs_side) and not self._is_draining:
+        if is_up[codes.MAIN] and (is_up[-1] or not self.policy.needs_side) and not self._is_draining:
             return self._ask_policy(now)
-        for path, usable, action in zip(self.paths, is_up, (SERVE_MAIN, SERVE_SIDE), strict=False):
+        for path, usable, action in zip(self.paths, is_up, (codes.SERVE_MAIN, codes.SERVE_SIDE), strict=False):
             if usable and path.idle:
                 return action, min(self.waiting, path.executor.largest), 0.0, 0
         if self._is_down(now):
             self._drop_waiting(_no_path())
-            return WAIT, 0, math.inf, 1
+            return codes.WAIT, 0, math.inf, 1
         moments = [self._failing_since + self.options.patience_ms, *(path.open_until_ms for path in self.paths)]
-        return WAIT, 0, min((each for each in moments if each > now), default=math.inf), ANY
+        return codes.WAIT, 0, min((each for each in moments if each > now), default=math.inf), codes.ANY
 
     def _is_down(self, now: float) -> bool:
         late = now >= self._failing_since + self.options.patience_ms
@@ -329,11 +312,12 @@ class Router:
 
     def _ask_policy(self, now: float) -> tuple[int, int, float, int]:
         view, queue, policy = self._view, self._queue, self.policy
-        view[NOW], view[WAITING] = now, queue.waiting
-        view[OLDEST], view[DUE] = oldest, _ = queue.oldest_and_due_ms()
-        view[AGED] = queue.count_aged(now, self._cutoff_ms, MOST_AGED) if oldest + self._cutoff_ms <= now else 0.0
+        view[codes.NOW], view[codes.WAITING] = now, queue.waiting
+        view[codes.OLDEST], view[codes.DUE] = oldest, _ = queue.oldest_and_due_ms()
+        is_aged = oldest + self._cutoff_ms <= now
+        view[codes.AGED] = queue.count_aged(now, self._cutoff_ms, codes.MOST_AGED) if is_aged else 0.0
         for number, path in enumerate(self.paths):
-            path.write_free_ms(view, VIEW + number * self._places, now)
+            path.write_free_ms(view, codes.VIEW + number * self._places, now)
         found: tuple[int, int, float, int] = decide(policy.code, policy.parameters, self._times, view)
         return found
 

@@ -6,22 +6,6 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.policies import codes, policy as policy
-    from latfit.policies.codes import (
-        AGED,
-        ANY,
-        DUE,
-        MAIN,
-        MOST_AGED,
-        NOW,
-        OLDEST,
-        SERVE_MAIN,
-        SERVE_SIDE,
-        SIDE,
-        T_CUT,
-        VIEW,
-        WAIT,
-        WAITING,
-    )
     from latfit.policies.dispatch import decide
     from latfit.policies.marginal_cost import RULES, stopping_batch
     from latfit.policies.policy import (
