@@ -26,7 +26,7 @@ from latfit.validation.measured import Measured
 from latfit.validation.server import ServerRun
 
 CONTEXT = "context_tokens"
-MAX_RARE_SHARE = 1e-3  # of steps beyond the measured B without a warning; no reported percentile depends on so few
+MAX_RARE_SHARE = 1e-3  # of steps beyond the measured ones without a warning; no reported percentile depends on so few
 FAR_CONTEXT = 1.5  # multiple of the cache's tokens beyond which rows bias a fit, and of measured context to warn from
 STEP_LEVELS = (0.99, 0.95, 0.9)  # one-sided levels of single-step limits, in order of preference
 MIN_CALIBRATION_REQUESTS = 30
@@ -66,9 +66,13 @@ def cautions_about(
 
 def outside_warning(fits: Sequence[FitResult], run: EngineRun, settings: EngineSettings) -> Message | None:
     at_least = run.batch_sizes[::-1].cumsum()[::-1]
+    # Prompts whose first tokens come together share a step, up to the token budget.
+    _, step = np.unique(np.stack([run.replica, run.first_ms]), axis=1, return_inverse=True)
+    filled = np.bincount(step.ravel(), weights=run.requests.prompt_tokens)
+    most = int(np.quantile(filled, 1 - MAX_RARE_SHARE, method="higher")) if len(filled) else 0
     reached = {
         "B": int((at_least > MAX_RARE_SHARE * run.batch_sizes.sum()).nonzero()[0].max(initial=0)),
-        "S": min(int(run.requests.prompt_tokens.max(initial=0)), settings.max_num_batched_tokens),
+        "S": min(most, settings.max_num_batched_tokens),
     }
     beyond = []
     for column, value in reached.items():

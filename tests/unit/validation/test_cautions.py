@@ -20,8 +20,9 @@ def run() -> EngineRun:
     return serve(make_requests(np.zeros(20), 8, 8), linear_costs(1.0, 0.0, 0.0), LIMITS)
 
 
-def fit(model: str = "context", B: float = 64.0, context: float = 1600.0) -> FitResult:
-    return FitResult(model, FitStatus.CONVERGED, {}, domain={"B": [1.0, B], "context_tokens": [0.0, context]})
+def fit(model: str = "context", B: float = 64.0, context: float = 1600.0, S: float = 200.0) -> FitResult:
+    domain = {"B": [1.0, B], "S": [1.0, S], "context_tokens": [0.0, context]}
+    return FitResult(model, FitStatus.CONVERGED, {}, domain=domain)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,8 @@ def fit(model: str = "context", B: float = 64.0, context: float = 1600.0) -> Fit
         ((fit(), fit(context=9000.0)), ["outside_measured"]),
         ((fit(B=16.0), fit(B=19.0)), ["outside_measured"]),
         ((fit(B=16.0), fit(B=20.0)), []),
+        ((fit(S=159.0), fit(S=100.0)), ["outside_measured"]),  # 20 prompts of 8 tokens share the first step
+        ((fit(S=159.0), fit(S=160.0)), []),
         ((fit(context=100.0), fit(context=150.0)), ["outside_measured"]),  # 20 requests of 12 cached tokens
         ((fit(context=100.0), fit(context=170.0)), []),
     ],
