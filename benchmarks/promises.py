@@ -126,7 +126,7 @@ def oracle_rate(planted: Planted, seed: int, machine: Machine, strategy: Strateg
     from latfit.model import Pauses, noise_of
     from latfit.planning.load.capacity import feasible_rates, range_of
     from latfit.planning.load.uncertainty import DRAWS, percentile_ratios, robust_rate
-    from latfit.queueing import measured_times
+    from latfit.queueing import ServiceTimes
 
     main, stalls = planted.system.main, planted.system.main.stalls
     assert stalls is not None
@@ -144,7 +144,7 @@ def oracle_rate(planted: Planted, seed: int, machine: Machine, strategy: Strateg
     def made(per: float, quantiles: np.ndarray) -> Machine:
         per_step, per_ms = (0.0, per * F.pooled.mean) if per_second else (per, 0.0)
         pauses = Pauses(quantiles, np.zeros(len(middle)), np.diff(shares), per_step, per_ms, len(lengths))
-        times = measured_times(T, replace(F, pauses=pauses), 0.0)
+        times = ServiceTimes(T, replace(F, pauses=pauses), 0.0)
         return replace(machine, gpu=replace(machine.main, times=times))
 
     class Known(Machine):

@@ -19,10 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Decimal, getcontext
 
+import numpy as np
+
 from latfit.policies import policy as policies
 from latfit.policies.policy import Limits, Policy
-from latfit.queueing.sampled import Effort, simulate_batches
-from latfit.queueing.service import linear_times
+from latfit.queueing import Effort, ServiceTimes, simulate_batches
 from latfit.simulation.policies.run import Options, simulate
 from latfit.simulation.policies.service import System, linear_path, table_path
 from latfit.workload import OpenLoad, Poisson
@@ -54,7 +55,11 @@ def queues(load: float) -> list[Queue]:
     one = policies.gpu_only(Limits(1))
     markov, constant = table_path("cpu", [1.0], exponential=True), table_path("cpu", [1.0])
     gpu, capacity = linear_path("gpu", TAU, ALPHA, LARGEST), LARGEST / (TAU + ALPHA * LARGEST)
-    law = simulate_batches(load * capacity, linear_times(TAU, ALPHA, LARGEST), effort=Effort(20, 2_000_000, 2_000_000))
+    law = simulate_batches(
+        load * capacity,
+        ServiceTimes(TAU + ALPHA * np.arange(1.0, LARGEST + 1)),
+        effort=Effort(20, 2_000_000, 2_000_000),
+    )
     return [
         Queue("M/M/1", one, System(markov), load, 1 / (1 - load), math.log(100) / (1 - load)),
         Queue("M/D/1", one, System(constant), load, 1 + load / (2 * (1 - load)), 1 + waiting(load, 0.99)),

@@ -70,7 +70,7 @@ class Planted:
 
     def goodput_pct(self, settings: Settings) -> float:
         goodput = Goodput(99.0, Promise(ttft_ms=self.ttft, tpot_ms=self.tpot))
-        return 100 - self.measure(settings, replace(self.evaluator, targets=Targets((), goodput), known={}))[0]
+        return 100 - self.measure(settings, replace(self.evaluator, targets=Targets((), goodput)))[0]
 
     def meets(self, settings: Settings) -> bool:
         ttft, tpot = self.p99(settings)

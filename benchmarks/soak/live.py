@@ -23,7 +23,7 @@ from tests.unit.live.virtual import ExactExecutor, clock_s, on_virtual_time
 from latfit.errors import LatfitError
 from latfit.live import ExecutorLost, Learner, Promise, Router, RouterOptions
 from latfit.policies import POLICIES, Settings, named_policy
-from latfit.queueing import measured_times, optimal_rule
+from latfit.queueing import ServiceTimes, optimal_rule
 from latfit.simulation import System, linear_path, path_times
 
 MAIN, SIDE = linear_path("gpu", 6.0, 0.25, 32), linear_path("amx", 0.9, 1.7, 8)
@@ -69,7 +69,7 @@ async def stretch(number: int, count: int, dice: random.Random) -> tuple[Counter
     name = list(POLICIES)[number % len(POLICIES)]
     system = System(MAIN, SIDE)
     rate = LOAD * MAIN.rate_limit(MAIN.largest)
-    solve = lambda asked, T: optimal_rule(asked, measured_times(T)).table  # noqa: E731
+    solve = lambda asked, T: optimal_rule(asked, ServiceTimes(T)).table  # noqa: E731
     rule = named_policy(name, rate, path_times(system), Settings(longest_ms=20.0), solve)
     served: Counter[int] = Counter()
     executors = [FaultyExecutor(path.name, path.typical_ms[1:], dice, served) for path in system.paths]

@@ -12,7 +12,6 @@ import numpy as np
 import scipy
 
 from latfit.queueing.capacity import bisect
-from latfit.queueing.distribution import positive
 from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray
 
@@ -39,12 +38,12 @@ class CutoffBound:
 
 def cutoff_bound(rate: float, cutoff_ms: float, times: ServiceTimes, cpu_rate: float) -> CutoffBound | None:
     """Return the bound, None where its conditions do not hold. rate, cpu_rate (1/mean service) per ms."""
-    rate, cutoff, mu = positive(rate, "rate"), positive(cutoff_ms, "T_cut", "in ms"), positive(cpu_rate, "CPU rate")
+    cutoff, mu = cutoff_ms, cpu_rate
     mean = rate * cutoff
     top = min(int(mean + 9 * math.sqrt(mean) + 25), times.max_batch)
     full = float(scipy.special.gammainc(top + 1, mean))
     n = np.arange(top + 1.0)
-    T = np.concatenate([times.table(1, 1), times.table(1, top)])  # of the batch that n survivors make
+    T = np.concatenate([times.mean_ms[:1], times.mean_ms[:top]])  # of the batch that n survivors make
     if full > MAX_CHANCE_OF_FULL_BATCH or float(T.min()) < cutoff or rate < MIN_LOAD * mu:
         return None
     p = np.exp(scipy.special.xlogy(n, mean) - mean - scipy.special.gammaln(n + 1))

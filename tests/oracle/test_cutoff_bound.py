@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latfit.policies.policy import Limits, cutoff
-from latfit.queueing.service import linear_times
+from latfit.queueing import linear_times
 from latfit.simulation.policies.run import Options
 from latfit.simulation.policies.service import System, linear_path, table_path
 from tests.oracle.checked import check

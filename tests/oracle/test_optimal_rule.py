@@ -8,7 +8,7 @@ import pytest
 from latfit.errors import SlaOutOfReach, WrongUsage
 from latfit.policies.policy import Limits, Policy, optimal
 from latfit.queueing.dispatch_mdp import optimal_rule
-from latfit.queueing.service import linear_times, measured_times
+from latfit.queueing.service import ServiceTimes, linear_times
 from latfit.stats import FloatArray
 from tests.oracle.queueing_reference import AllActions, states_for
 from tests.unit.policies.asked import QueueView, decision
@@ -51,7 +51,7 @@ class TestEveryBatch:
     def test_one_at_a_time_where_engines_pad(self) -> None:
         """Buckets 1 and 8, 0.5 ms and 1 ms a slot: one at a time has M/D/1's 2.625 ms, taking all that wait 9.92."""
         T, rate = np.array([1.5] + 7 * [8.5]), 0.4
-        rule = optimal_rule(rate, measured_times(T))
+        rule = optimal_rule(rate, ServiceTimes(T))
         one_at_a_time = 1.5 + rate * 1.5**2 / (2 * (1 - rate * 1.5))
         assert one_at_a_time == pytest.approx(2.625)
         assert AllActions(rate, T, 80).of_threshold(1) == pytest.approx(9.92, rel=0.005)
@@ -66,18 +66,18 @@ class TestEveryBatch:
             T = random_steps(rng)
             rate = float(rng.uniform(0.05, 0.95) * (np.arange(1, len(T) + 1) / T).max())
             solver = AllActions(rate, T, states_for(rate, T))
-            rule, best = optimal_rule(rate, measured_times(T)), solver.optimum()
+            rule, best = optimal_rule(rate, ServiceTimes(T)), solver.optimum()
             assert rule.cost_ms == pytest.approx(best, rel=1e-8)
             assert solver.of_table(rule.table) == pytest.approx(best, rel=1e-8)
 
     def test_the_rate_that_small_batches_carry(self) -> None:
         """T(4) is so slow that full batches carry 0.4/ms, pairs 1/ms."""
         T = np.array([1.5, 2.0, 8.0, 10.0])
-        rule = optimal_rule(0.8, measured_times(T))
+        rule = optimal_rule(0.8, ServiceTimes(T))
         assert rule.cost_ms == pytest.approx(AllActions(0.8, T, 300).optimum(), rel=1e-9)
         assert {rule.table.takes(q) for q in range(2, 300)} == {2}
         with pytest.raises(SlaOutOfReach, match=r"1,000/s"):
-            optimal_rule(1.01, measured_times(T))
+            optimal_rule(1.01, ServiceTimes(T))
 
     def test_of_equal_rates_the_smallest_batch(self) -> None:
         table = optimal_rule(0.5, linear_times(0, 1.0, 8)).table
@@ -86,7 +86,7 @@ class TestEveryBatch:
     def test_simulated_policy(self) -> None:
         """The compiled policy asked at every moment: fewer than wait are served, and some wait alone."""
         T, rate = np.array([6.0, 6.5, 12.0, 12.5, 13.0, 30.0]), 0.28
-        rule = optimal_rule(rate, measured_times(T))
+        rule = optimal_rule(rate, ServiceTimes(T))
         assert rule.threshold == 2
         assert rule.table.takes(3) == 2
         policy = optimal(rule.table, Limits(6))
@@ -127,4 +127,4 @@ class TestAlways:
         with pytest.raises(WrongUsage):
             optimal_rule(0, linear_times(8, 0.05, 64))
         with pytest.raises(SlaOutOfReach, match="queue lengths"):
-            optimal_rule(4.444, measured_times(np.append(1e5, linear_times(4, 0.1, 32).table(2, 32))))
+            optimal_rule(4.444, ServiceTimes(np.append(1e5, linear_times(4, 0.1, 32).mean_ms[1:])))

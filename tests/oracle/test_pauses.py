@@ -21,7 +21,7 @@ from latfit.planning.load.strategies import Machine, Target, machine_of
 from latfit.planning.load.uncertainty import DRAWS, PercentileEstimate, estimate_percentile, robust_rate
 from latfit.planning.request import PlanOptions
 from latfit.planning.result import Kind, Strategy
-from latfit.queueing import measured_times
+from latfit.queueing import ServiceTimes
 from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import step_costs
@@ -195,7 +195,7 @@ class TwoKinds(Machine):
         steps = typical_ms(SIZES)
         rare = Pauses(np.array([300.0]), np.zeros(1), np.ones(1), 0.004, 0.0, 30.0)
         noise = replace(noise_of(np.ones(1), np.ones(1)), pauses=rare if seed < DRAWS // 10 else None)
-        times = measured_times(steps if seed < DRAWS // 10 else 1.6 * steps, noise)
+        times = ServiceTimes(steps if seed < DRAWS // 10 else 1.6 * steps, noise)
         return Machine(None, replace(self.main, times=times))
 
 

@@ -11,7 +11,7 @@ from latfit.errors import SlaOutOfReach
 from latfit.model.step_noise import StepNoise, noise_of
 from latfit.queueing.arrivals import Arrivals
 from latfit.queueing.sampled import Effort, simulate_batches
-from latfit.queueing.service import ServiceTimes, exponential_noise, linear_times, measured_times
+from latfit.queueing.service import ServiceTimes, exponential_noise, linear_times
 from tests.oracle.queueing_reference import MD1, AllActions
 
 LONG = Effort(shortest=200_000, longest=400_000)
@@ -30,7 +30,7 @@ def pauses(n: int = 400_000, share: float = 0.006, seed: int = 0) -> StepNoise:
 
 
 def alone(scatter: StepNoise | None) -> ServiceTimes:
-    return measured_times(np.ones(1), scatter)
+    return ServiceTimes(np.ones(1), scatter)
 
 
 @pytest.mark.parametrize("load", [0.3, 0.8, 0.95])
@@ -62,7 +62,7 @@ def test_the_mean_with_pauses_is_pollaczek_and_khinchines(load: float) -> None:
 @pytest.mark.parametrize(("rate", "largest", "threshold"), [(2.0, 16, 1), (4.0, 32, 1), (1.0, 16, 6)])
 def test_batches_without_noise_have_the_mean_of_their_chain(rate: float, largest: int, threshold: int) -> None:
     times = linear_times(4, 0.1, largest)
-    exact = AllActions(rate, times.table(1, largest), 160).of_threshold(threshold)
+    exact = AllActions(rate, times.mean_ms, 160).of_threshold(threshold)
     assert simulate_batches(rate, times, threshold, effort=LONG).mean_ms == pytest.approx(exact, rel=2e-3)
 
 
@@ -77,7 +77,7 @@ def test_published_percentiles_of_batches(replicas: int, p99: float) -> None:
 def test_pauses_decide_the_percentile(largest: int, p99: float) -> None:
     """T = 1.5 + 0.5 b, 400/s: known from an independent simulation within 6 %; without the pauses it is 5.6 ms."""
     scatter = pauses()
-    times = measured_times(1.5 + 0.5 * np.arange(1.0, largest + 1), scatter)
+    times = ServiceTimes(1.5 + 0.5 * np.arange(1.0, largest + 1), scatter)
     law = simulate_batches(0.4, times, effort=LONG)
     assert law.percentile(0.99) == pytest.approx(p99, rel=0.1)
 
@@ -90,7 +90,7 @@ def test_batches_scatter_as_their_size_does(paused: bool) -> None:
     steady = noise_of(even, np.ones(2))
     laws = [steady, stalls] if paused else [stalls, steady]
     scatter = StepNoise(tuple(law.pooled for law in laws), np.sqrt([3.0 * 4.0]))
-    law = simulate_batches(0.5, measured_times(2 + 0.25 * np.arange(1.0, 17), scatter), effort=LONG)
+    law = simulate_batches(0.5, ServiceTimes(2 + 0.25 * np.arange(1.0, 17), scatter), effort=LONG)
     late = []
     for seed in range(8):
         rng = np.random.default_rng([12, seed])

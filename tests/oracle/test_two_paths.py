@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from latfit.policies import POLICIES, Policy, Settings, named_policy
-from latfit.queueing import measured_times, optimal_rule
+from latfit.queueing import ServiceTimes, optimal_rule
 from latfit.simulation.policies.event_loop import Load
 from latfit.simulation.policies.replication import draw, run
 from latfit.simulation.policies.run import Options, simulate
@@ -40,7 +40,7 @@ def policy_of(
     name: str, system: System, rate: float = 1e-4, *, B1: int | None = 1, t_cut_ms: float | None = None
 ) -> Policy:
     chosen, times = Settings(B1=B1, t_cut_ms=t_cut_ms), path_times(system)
-    return named_policy(name, rate, times, chosen, lambda at, T: optimal_rule(at, measured_times(T)).table)
+    return named_policy(name, rate, times, chosen, lambda at, T: optimal_rule(at, ServiceTimes(T)).table)
 
 
 def plain(arrive: Sequence[float], times: tuple[float, float], servers: tuple[int, int], age: float) -> list[float]:

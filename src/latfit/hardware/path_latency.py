@@ -56,8 +56,7 @@ class PathLatency:
     @cached_property
     def _drawn_curves(self) -> FloatArray | None:
         """Typical times (draws, batches) for the fit's parameter draws; None without."""
-        vectors = parameter_draws(self.path.fit)
-        return None if vectors is None else latency_draws(self.path.fit, vectors, **self.steps(self.batches))
+        return step_draws(self.path, self.steps(self.batches))
 
     @cached_property
     def batches(self) -> FloatArray:

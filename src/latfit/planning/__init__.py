@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from latfit.planning.load.uncertainty import promised_by_batches
     from latfit.planning.load.varying import load_of, read_load
     from latfit.planning.plan import make_plan
-    from latfit.planning.request import Load, Objective, PlanOptions, ServingTargets, parse_objective
+    from latfit.planning.request import Load, PlanOptions, ServingTargets, parse_objective
     from latfit.planning.result import Cutoff, Kind, Plan, Reach, Settings, Threshold, Unknown
     from latfit.planning.serving.apart import PrefillApart
     from latfit.planning.serving.effects import MOST_SLOWER
-    from latfit.planning.serving.evaluate import Evaluator, scaled
+    from latfit.planning.serving.evaluate import scaled
     from latfit.planning.serving.few import percentile_interval, share_interval
     from latfit.planning.serving.kv_cache import KvCache, count_parameters, kv_cache_of, model_config
     from latfit.planning.serving.plan import ServingRequest, plan_serving
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
         Stalls,
     )
     from latfit.planning.serving.search import within_measured
-    from latfit.planning.serving.stalls import stalls_of
     from latfit.planning.serving.targets import USUAL_PERCENT, Goodput, RequestTarget, Targets, parse_target
-    from latfit.planning.serving.upgrade import StepChange, Upgrade, compare_steps
+    from latfit.planning.serving.upgrade import Upgrade, compare_steps
     from latfit.planning.speculation import SpeculationPlan, plan_speculation
     from latfit.planning.steps.budget import StepBudget, step_budget
     from latfit.planning.steps.limits import levels_for

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from latfit.errors import WrongUsage
+from latfit.errors import WrongUsage, refuse
 from latfit.queueing import POISSON, Arrivals
 from latfit.stats import FloatArray
 
@@ -18,10 +18,8 @@ class Objective:
 
     def __post_init__(self) -> None:
         weights = (self.p99, self.mean, self.throughput)
-        if not all(math.isfinite(w) and w >= 0 for w in weights) or not any(weights):
-            raise WrongUsage(
-                "weights must be 0 or more, and not all 0", where="--set objective", remedy="Write p99=1,mean=0.5."
-            )
+        wrong = not all(math.isfinite(w) and w >= 0 for w in weights) or not any(weights)
+        refuse(wrong, "weights must be 0 or more, and not all 0", "--set objective", "Write p99=1,mean=0.5.")
 
     def of(self, p99_ms: float, mean_ms: float, rate: float) -> float:
         return self.p99 * p99_ms + self.mean * mean_ms - self.throughput * rate * 1e3

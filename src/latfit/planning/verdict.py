@@ -7,18 +7,17 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from latfit.stats import student_tail
+
 Verdict = Literal["meets", "likely", "misses"]
 
 CONFIRMED = 0.975  # probability from which a plan meets its limits; below it, and above one half, it likely does
 
+MOST_IDLE = 64  # times the replicas that sustain a load: they are idle, and more of them change nothing
+
 Z = 1.959964  # of 97.5 %
 
 OLD_NAMES = {"yes": "meets", "in doubt": "likely", "no": "misses"}
-
-
-def normal_share(z: float) -> float:
-    """Return the standard normal distribution function at z; SciPy's `ndtr` without its import."""
-    return math.erfc(-z / math.sqrt(2)) / 2
 
 
 def probability_within(value: float, low: float | None, high: float | None, limit: float) -> float | None:
@@ -32,7 +31,7 @@ def probability_within(value: float, low: float | None, high: float | None, limi
     distance = math.log(limit / value)
     if reach == 0:
         return 1.0 if distance >= 0 else 0.0
-    return normal_share(Z * distance / reach)
+    return student_tail(math.inf, -Z * distance / reach)
 
 
 def verdict_of(*, met: bool, probability: float | None, doubted: bool) -> Verdict:

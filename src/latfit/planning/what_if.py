@@ -18,6 +18,7 @@ from latfit.planning.serving.evaluate import Evaluator
 from latfit.planning.serving.result import Stalls
 from latfit.planning.serving.stalls import stalls_of
 from latfit.planning.serving.targets import Targets
+from latfit.queueing import bracket
 from latfit.simulation import UNLIMITED, EngineRun, EngineSettings, EngineSetup, StepCosts, scaled_costs, serve
 from latfit.units import format_ms, format_percent, number
 from latfit.validation import TOLERANCE, Check, PhaseSpeed, check_window, window_speed
@@ -32,7 +33,7 @@ MIN_FINISHED = 5  # requests that must end within the readings to determine the 
 MIN_CHANGE = 0.03  # relative change that is ignored
 MIN_SHARE = 0.8  # share of replications in which a figure must change in one direction
 LEVEL = 0.9  # share of replications that a range spans
-BISECTIONS = 12
+MOST_TIMES = 2.0**16  # of the measured rate, either way: the loads that the capacity is looked for in
 CARRIED = 0.95  # completed share of the offered rate below which an engine is overloaded
 
 
@@ -259,13 +260,8 @@ class WhatIf:
         """Return the highest rate at which p99 meets the SLO; NaN if none does."""
         if self.load is None or not min(self.slo_ms) < math.inf:
             return math.nan
-        low, high = 0.0, 1.0
-        while high < 2**20 and self._meets(high):
-            low, high = high, 2 * high
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self._meets(middle) else (low, middle)
-        return low * self.rate_per_ms * 1e3 * self.seen.last.engines if low > 0 else math.nan
+        times = bracket(self._meets, 1.0, growth=2.0, precision=1.001, least=1 / MOST_TIMES, most=MOST_TIMES)[0]
+        return times * self.rate_per_ms * 1e3 * self.seen.last.engines if times > 1 / MOST_TIMES else math.nan
 
     def _meets(self, times: float) -> bool:
         assert self.load is not None

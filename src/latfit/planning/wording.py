@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from latfit.messages import Message, message
 from latfit.model import Pauses, StepNoise
 from latfit.planning.result import Alternative, Capacity, Interval, Plan, Reach
-from latfit.planning.verdict import CONFIRMED, Verdict
+from latfit.planning.verdict import CONFIRMED, MOST_IDLE, Verdict
 from latfit.units import count_text, format_ms, format_percent, format_rate
 
 LEAST_HEADROOM = 1e-3
@@ -28,32 +28,17 @@ def describe_wins(winner: str, reach: Reach, stretches: Sequence[tuple[int, int]
     return f"{winner} is at least as fast only for {'batches' if what == 'batch' else 'prompts of'} {spans}"
 
 
-def describe_choice(
-    late: float | None, sla_ms: float, *, unstable_from: float | None, missed: bool, chosen: bool
-) -> str:
-    if late is None:
-        if unstable_from is None:
-            return "overloaded, or too near its limit to be computed"
-        return f"unstable from {format_rate(unstable_from * 1e3)} on"
-    if missed:
-        return f"misses the SLA by {format_ms(late - sla_ms)}"
-    return "selected" if chosen else "meets the SLA, but not better"
-
-
-def describe_limit(row: Alternative) -> str:
-    if row.sustainable_per_s is None:
-        return "the SLA: even an idle machine misses it"
+def describe_limit(row: Alternative, floor_ms: float) -> str:
+    """Say what limits the load of a strategy. floor_ms: response of a request alone at the percentile."""
     limit = row.rate_limit_per_s or math.inf
+    if row.sustainable_per_s is None:
+        return f"the SLA: even an idle machine misses it ({format_ms(floor_ms)})"
+    if row.replicas is None and row.sustainable_per_s * MOST_IDLE < limit:
+        return f"the SLA leaves no room for other requests: one alone takes {format_ms(floor_ms, 4)}"
     kind = "stability-bound" if row.sustainable_per_s >= NEARLY * limit else "SLA-bound"
     least = next((low for low, high in row.feasible_per_s if high == row.sustainable_per_s), 0.0)
     below = f"; the SLA is missed below {format_rate(least)} too, where batches are too small to be fast"
     return f"{kind} (stability limit {format_rate(limit)}){below if least else ''}"
-
-
-def describe_capacity(row: Alternative) -> str:
-    if row.sustainable_per_s is None:
-        return describe_limit(row)
-    return f"capacity {format_rate(row.sustainable_per_s, down=True)} per replica, {describe_limit(row)}"
 
 
 def capacity_line(capacity: Capacity) -> str:
@@ -112,15 +97,15 @@ def name_fastest(rows: Sequence[Alternative]) -> str:
 
 def suggest_remedy(shown: Alternative, rate_per_s: float, replicas: int) -> str:
     """Say what would make a load feasible that so many replicas do not carry."""
-    if shown.sustainable_per_s is None:
-        return "Relax the SLA, or make the step faster; replicas do not help."
     above = next(((low, high) for low, high in shown.feasible_per_s if rate_per_s < low), None)
     if above is not None:
         return (
             f"{shown.name} meets it from {format_rate(above[0])} to {format_rate(above[1], down=True)} per replica,"
             " where batches fill: send the load to fewer machines, or relax the SLA."
         )
-    return f"Give --replicas {max(shown.replicas or 1, replicas + 1)}, or relax the SLA."
+    if shown.replicas is None:
+        return "Relax the SLA, or make the step faster; replicas do not help."
+    return f"Give --replicas {max(shown.replicas, replicas + 1)}, or relax the SLA."
 
 
 def few_pauses(label: str, noise: StepNoise, T: float, fewest: int = MIN_PAUSES) -> str:

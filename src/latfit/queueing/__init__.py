@@ -6,7 +6,7 @@ from latfit._face import face
 
 if TYPE_CHECKING:
     from latfit.queueing.arrivals import POISSON, Arrivals, dispersions
-    from latfit.queueing.capacity import bisect, feasible_ranges
+    from latfit.queueing.capacity import bisect, bracket, feasible_ranges
     from latfit.queueing.dispatch_mdp import optimal_rule as optimal_rule, solve_optimal
     from latfit.queueing.distribution import ResponseDistribution
     from latfit.queueing.sampled import (
@@ -19,6 +19,6 @@ if TYPE_CHECKING:
         run_length,
         simulate_batches as simulate_batches,
     )
-    from latfit.queueing.service import ServiceTimes, linear_times as linear_times, measured_times as measured_times
+    from latfit.queueing.service import ServiceTimes as ServiceTimes, linear_times as linear_times
 
 __all__, __getattr__, __dir__ = face(__name__, __file__)

@@ -1,5 +1,6 @@
 """Ranges of a quantity within which a condition holds."""
 
+import math
 from collections.abc import Callable
 
 from latfit.stats import FloatArray
@@ -27,6 +28,29 @@ def feasible_ranges(
         if low <= high:
             ranges.append((low, high))
     return ranges
+
+
+def bracket(
+    meets: Test, start: float, *, growth: float, precision: float, least: float, most: float
+) -> tuple[float, float]:
+    """Return an x that meets a condition, and a larger one within a ratio of `precision` that does not.
+
+    The search begins with a factor of `growth`, larger each time. If it leaves the range from `least` to `most`, it
+    returns the end that it left by.
+    """
+    low, high, at = 0.0, math.inf, start
+    while math.isinf(high) or low == 0.0:
+        if not least < at < most:
+            return max(low, least), at
+        if meets(at):
+            low, at = at, at * growth
+        else:
+            high, at = at, at / growth
+        growth = growth**1.5
+    while high / low > precision:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if meets(middle) else (low, middle)
+    return low, high
 
 
 def bisect(meets: Test, inside: float, outside: float, precision: float) -> float:

@@ -12,8 +12,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from latfit.errors import SlaOutOfReach
 from latfit.policies import DispatchTable
-from latfit.queueing.distribution import positive, require_stable
-from latfit.queueing.service import ServiceTimes, measured_times
+from latfit.queueing.distribution import require_stable
+from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray, IntArray
 
 MAX_STATES = 2500
@@ -52,9 +52,9 @@ def optimal_rule(rate: float, times: ServiceTimes) -> OptimalRule:
 
     Raises SlaOutOfReach if the queue is unstable, or needs more than MAX_STATES states.
     """
-    rate, T = positive(rate, "rate"), times.table(1, times.max_batch)
+    T = times.mean_ms
     best = _for_long_queues(T)
-    require_stable(rate, best / float(T[best - 1]), "the batch queue")
+    require_stable(rate, best / float(T[best - 1]))
     N = len(T) + _most_arrivals(rate * float(T[best - 1])) + FIRST_STATES
     batch, cost, before = np.minimum(np.arange(N + 1), best), math.inf, math.nan
     while not abs(cost - before) <= PRECISION * cost:
@@ -162,4 +162,4 @@ def _improved(problem: _Problem, batch: IntArray, gain: float, h: FloatArray) ->
 
 
 def solve_optimal(rate: float, T_ms: FloatArray) -> DispatchTable:
-    return optimal_rule(rate, measured_times(T_ms)).table
+    return optimal_rule(rate, ServiceTimes(T_ms)).table

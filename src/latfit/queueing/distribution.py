@@ -53,17 +53,11 @@ class ResponseDistribution:
         return math.sqrt(float(weights**2 @ (shares - float(weights @ shares)) ** 2) * m / (m - 1))
 
 
-def positive(value: float, name: str, unit: str = "per ms") -> float:
-    wrong = not math.isfinite(value) or value <= 0
-    refuse(wrong, f"{name} is {value:g}, not above zero", name, f"Give a {name} {unit} above zero.")
-    return float(value)
-
-
-def require_stable(rate: float, limit: float, what: str) -> None:
-    """Raise SlaOutOfReach unless rate < limit, both per ms."""
+def require_stable(rate: float, limit: float) -> None:
+    """Raise WrongUsage unless 0 < rate, and SlaOutOfReach unless rate < limit, both per ms."""
+    wrong = not math.isfinite(rate) or rate <= 0
+    refuse(wrong, f"rate is {rate:g}, not above zero", "rate", "Give a rate per ms above zero.")
     if rate >= limit:
-        raise SlaOutOfReach(
-            f"{what} is unstable at {1e3 * rate:,.6g}/s: its queue grows without bound from {1e3 * limit:,.6g}/s on",
-            where="rate",
-            remedy=f"Keep the rate below {1e3 * limit:,.6g}/s, or add replicas.",
-        )
+        found = f"the batch queue is unstable at {1e3 * rate:,.6g}/s: it has no bound from {1e3 * limit:,.6g}/s on"
+        remedy = f"Keep the rate below {1e3 * limit:,.6g}/s, or add replicas."
+        raise SlaOutOfReach(found, where="rate", remedy=remedy)

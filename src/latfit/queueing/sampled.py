@@ -13,7 +13,7 @@ from latfit.compiled import entry, inner
 from latfit.histogram import histogram_of
 from latfit.model import drawn_step_ms, noise_table
 from latfit.queueing.arrivals import POISSON, SEED, Arrivals
-from latfit.queueing.distribution import ResponseDistribution, positive, require_stable
+from latfit.queueing.distribution import ResponseDistribution, require_stable
 from latfit.queueing.service import ServiceTimes
 from latfit.stats import FloatArray
 
@@ -70,10 +70,12 @@ def simulate_batches(
     rate: float, times: ServiceTimes, threshold: int = 1, arrivals: Arrivals = POISSON, effort: Effort = USUAL
 ) -> ResponseDistribution:
     """Simulate one server that takes all waiting requests, up to `times.max_batch`, once `threshold` of them wait."""
-    rate, limit = positive(rate, "rate"), times.rate_limit()
-    require_stable(rate, limit, "the batch queue")
+    limit = times.rate_limit()
+    require_stable(rate, limit)
     start, n, settled = run_length(rate / limit, times, arrivals, _first_wave(rate, times), effort)
-    server, response, runs, served = _server(times), np.empty(n), [], 0
+    T = np.concatenate([[0.0], times.typical_ms])
+    server = Server(T, times.fixed_ms, noise_table([times.noise], times.max_batch))
+    response, runs, served = np.empty(n), [], 0
     for run in range(effort.runs):
         arrive = arrival_moments(arrivals, rate, n, effort.seed, run)
         served += serve_batches(arrive, server, threshold, _uniform(n, effort.seed, run), response)
@@ -97,20 +99,14 @@ def run_length(
 
 def _relaxation(load: float, times: ServiceTimes, arrivals: Arrivals) -> float:
     """Return the requests until the queue forgets its state, by a random walk with its drift and variance."""
-    variance = load + load**2 * times.max_batch * float(times.cv(times.max_batch).max()) ** 2
+    variance = load + load**2 * times.max_batch * float(times.cv.max()) ** 2
     return variance * max(arrivals.dispersion, 1.0) / (1 - load) ** 2
 
 
 def _first_wave(rate: float, times: ServiceTimes) -> float:
     """Return twice the requests that come while the slowest batch is served, and then at the spare rate."""
     load = rate / times.rate_limit()
-    return 2 * rate * float(times.table(1, times.max_batch).max()) * (1 + 1 / (1 - load))
-
-
-def _server(times: ServiceTimes) -> Server:
-    batches = np.arange(1.0, times.max_batch + 1)
-    T = np.concatenate([[0.0], np.asarray(times.at(batches), dtype=np.float64)])
-    return Server(T, times.fixed_ms, noise_table([times.noise], times.max_batch))
+    return 2 * rate * float(times.mean_ms.max()) * (1 + 1 / (1 - load))
 
 
 def arrival_moments(arrivals: Arrivals, rate: float, n: int, seed: int, run: int) -> FloatArray:

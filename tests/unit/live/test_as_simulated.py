@@ -10,7 +10,7 @@ import pytest
 
 from latfit.live import Request, Router, RouterOptions
 from latfit.policies import POLICIES, Policy, Settings, named_policy
-from latfit.queueing import measured_times, optimal_rule
+from latfit.queueing import ServiceTimes, optimal_rule
 from latfit.simulation import System, linear_path
 from latfit.simulation.policies.event_loop import Load
 from latfit.simulation.policies.replication import Replication, draw, run
@@ -72,7 +72,7 @@ def test_every_policy(name: str, load: float) -> None:
     system = System(MAIN, SIDE if POLICIES[name].needs_side else None)
     rate = load * MAIN.rate_limit(MAIN.largest)
     times = path_times(system)
-    policy = named_policy(name, rate, times, Settings(), lambda asked, T: optimal_rule(asked, measured_times(T)).table)
+    policy = named_policy(name, rate, times, Settings(), lambda asked, T: optimal_rule(asked, ServiceTimes(T)).table)
     with_deadlines = OpenLoad(Poisson(rate), classes=(RequestClass(deadline_ms=60.0),)) if name == "deadline" else None
     compared(policy, system, rate, with_deadlines)
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from latfit.live import BestForTail, Learner, LearnerMetrics, Promise, Request, Router, RouterOptions
 from latfit.policies import POLICIES, Limits, Policy, named_policy, policy as policies
-from latfit.queueing import measured_times, optimal_rule
+from latfit.queueing import ServiceTimes, optimal_rule
 from latfit.simulation import Options, System, linear_path, path_times, simulate, table_path
 from latfit.stats import FloatArray
 from latfit.workload import OpenLoad, Poisson
@@ -160,12 +160,12 @@ def test_thresholds_for_slower_paths(name: str) -> None:
     """Policies without thresholds stay as they are; the optimal table is that of the new times; the others' simulated
     tail is no worse than with the old thresholds."""
     rate = 0.4 * GPU.rate_limit(32)
-    solve = lambda asked, T: optimal_rule(asked, measured_times(T)).table  # noqa: E731
+    solve = lambda asked, T: optimal_rule(asked, ServiceTimes(T)).table  # noqa: E731
     policy = named_policy(name, rate, path_times(PLANNED), solve=solve)
     system = scaled(2.0, 1.0)
     made = BestForTail(0.95, 8000)(policy, rate, system)
     if name == "optimal":
-        table = optimal_rule(rate, measured_times(system.main.typical_ms[1:])).table
+        table = optimal_rule(rate, ServiceTimes(system.main.typical_ms[1:])).table
         assert made.settings["threshold"] == table.threshold
     elif name in ("cutoff", "three-stage"):
         options = Options(8000, replications=1)

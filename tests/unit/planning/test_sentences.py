@@ -11,18 +11,20 @@ from latfit.planning.wording import describe_limit, interval_text, spans_text
 
 
 @pytest.mark.parametrize(
-    ("highest", "low", "begin", "end"),
+    ("highest", "low", "replicas", "begin", "end"),
     [
-        (None, 0.0, "the SLA: even an idle", "machine misses it"),
-        (960.0, 0.0, "stability-bound", "(stability limit 1,000 req/s)"),
-        (900.0, 0.0, "SLA-bound", "(stability limit 1,000 req/s)"),
-        (900.0, 300.0, "SLA-bound", "missed below 300 req/s too, where batches are too small to be fast"),
+        (None, 0.0, None, "the SLA: even an idle", "machine misses it (12 ms)"),
+        (3.0, 0.0, None, "the SLA leaves no room", "one alone takes 12 ms"),
+        (960.0, 0.0, 1, "stability-bound", "(stability limit 1,000 req/s)"),
+        (900.0, 0.0, 1, "SLA-bound", "(stability limit 1,000 req/s)"),
+        (900.0, 300.0, 1, "SLA-bound", "missed below 300 req/s too, where batches are too small to be fast"),
     ],
 )
-def test_what_limits_a_rate(highest: float | None, low: float, begin: str, end: str) -> None:
+def test_what_limits_a_rate(highest: float | None, low: float, replicas: int | None, begin: str, end: str) -> None:
     ranges = ((low, highest or 0.0),)
     rates: dict[str, Any] = {"rate_limit_per_s": 1000.0, "sustainable_per_s": highest, "feasible_per_s": ranges}
-    text = describe_limit(Alternative(name="gpu, greedy batches", kind=Kind.GREEDY, paths=("gpu",), **rates))
+    name = "gpu, greedy batches"
+    text = describe_limit(Alternative(name=name, kind=Kind.GREEDY, paths=("gpu",), replicas=replicas, **rates), 12.0)
     assert text.startswith(begin)
     assert text.endswith(end)
 

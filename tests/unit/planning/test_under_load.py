@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 from scipy.stats import norm
 
+from latfit.hardware import HardwareProfile, nominal_path, parse_nominal
 from latfit.model.step_noise import StepNoise, noise_of
 from latfit.planning.load.capacity import confirm_end, is_surely_met, likely_cutoffs
 from latfit.planning.load.strategies import Machine, Target, machine_of
@@ -18,8 +19,8 @@ from latfit.queueing import (
     USUAL,
     Effort,
     ResponseDistribution,
+    ServiceTimes,
     linear_times,
-    measured_times,
     simulate_batches as batch_queue,
 )
 from tests.conftest import REFERENCE
@@ -79,7 +80,7 @@ def test_steps_without_noise_last_their_mean_time() -> None:
     """Lognormal ratios of sigma 0.5 have the mean exp(1/8), of every batch."""
     fit = line(4, 0.1, domain=SIXTY_FOUR, intervals={"ratios": scattered(0.5, 2000).to_json()})
     times = machine_of(machine(gpu=fit), 1, PlanOptions(laws_only=True)).main.times
-    assert [times(b) for b in (1, 8, 64)] == pytest.approx(np.exp(1 / 8) * np.array([4.1, 4.8, 10.4]), rel=5e-3)
+    assert times.mean_ms[[0, 7, 63]] == pytest.approx(np.exp(1 / 8) * np.array([4.1, 4.8, 10.4]), rel=5e-3)
 
 
 def test_cutoffs_to_try_leave_time_for_the_batch_that_gathers() -> None:
@@ -214,7 +215,7 @@ class TestFallingTimes:
         row = next(row for row in plan.strategies if row.name == "gpu, greedy batches")
         fit = self.profile.paths["gpu"].fit
         b = np.arange(1.0, 33)
-        times = measured_times(fit.latency_ms(b, b))
+        times = ServiceTimes(fit.latency_ms(b, b))
         (low, high) = row.feasible_per_s[-1]
         assert low > 0
         for rate, meets in ((low * 0.9, False), (low * 1.1, True), (high * 0.99, True)):
@@ -230,3 +231,13 @@ class TestFallingTimes:
         assert plan.capacity.replicas is None
         assert "No number of replicas" in capacity_line(plan.capacity)
         assert plan.sensitivity[0].replicas is None
+
+    def test_an_sla_just_above_a_request_alone_leaves_no_room(self) -> None:
+        """Thousands of replicas that idle would be needed."""
+        profile = HardwareProfile({"gpu": nominal_path("gpu", parse_nominal("launch=8ms,slope=0.05ms"))})
+        plan = make_plan(profile, 8.051, request=PlanOptions(rate=1.0))
+        assert not plan.feasible
+        assert plan.capacity is not None
+        assert plan.capacity.replicas is None
+        assert "leaves no room for other requests: one alone takes 8.05 ms" in plan.binding
+        assert "replicas do not help" in plan.remedy

@@ -2,9 +2,8 @@
 
 import pytest
 
-from latfit.queueing import solve_optimal
+from latfit.queueing import linear_times, solve_optimal
 from latfit.queueing.sampled import simulate_batches
-from latfit.queueing.service import linear_times
 from latfit.simulation.policies.result import SimResult
 from latfit.simulation.policies.run import Options, sweep
 from latfit.simulation.policies.service import System, linear_path, table_path

@@ -16,6 +16,7 @@ from latfit.planning.load.strategies import Machine, Part, Target, cutoff_strate
 from latfit.planning.load.varying import replicas_for
 from latfit.planning.request import Objective, PlanOptions
 from latfit.planning.result import Alternative, Capacity, Cutoff, Kind, Strategy
+from latfit.planning.verdict import MOST_IDLE
 from latfit.queueing import (
     COARSE,
     FINE,
@@ -33,7 +34,7 @@ RateRange = tuple[float, float]
 LIGHTEST, LIGHT, HEAVIEST = 1e-5, 0.05, 0.97  # of the stability limit: the rates that are simulated
 GRID = 4  # rates in each of three parts: next to idle, light, heavy
 PRECISION = 1e-3
-GROWTH, CUTOFF_PRECISION = 1.3, 0.01  # of rates with a T_cut, each of which takes a search
+CUTOFF_PRECISION, CUTOFF_MARGIN = 0.01, 0.04  # with a T_cut; short runs may find an end by so much too low
 BACKOFF_STEP = 0.005  # of a rate that a long run rejects; doubled each time
 ROUNDING = 1e-6
 HOUR_S = 3600.0
@@ -46,45 +47,29 @@ COLLECTED_SIGMA = 2.5  # of the requests that arrive within T_cut, for the batch
 BACKOFF = (1.0, 0.99, 0.98, 0.96, 0.92, 0.85)  # of the largest T_cut of short runs, until a long run confirms
 
 
-def feasible_rates(machine: Machine, strategy: Strategy, target: Target, start: float = 0.0) -> list[RateRange]:
-    """Return the ranges of the rate per ms that meet the target; one from 0 has no lower end.
-
-    With a T_cut the best one at each rate counts, from the feasible rate `start` on.
-    """
+def feasible_rates(machine: Machine, strategy: Strategy, target: Target) -> list[RateRange]:
+    """Return the ranges of the rate per ms that meet the target; one from 0 has no lower end."""
     limit = machine.rate_limit(strategy)
     top, lowest = HEAVIEST * limit, LIGHTEST * limit
-    if strategy.kind is Kind.CUTOFF:
-        return _feasible_with_cutoff(machine, target, start, LIGHT * limit / 5, top)
+    # Each rate with a T_cut takes a search for the best one.
+    precision, finer = (CUTOFF_PRECISION, QUICK) if strategy.kind is Kind.CUTOFF else (PRECISION, COARSE)
     idle = np.geomspace(lowest, LIGHT * limit, GRID, endpoint=False)
     light = np.geomspace(LIGHT * limit, limit / 2, GRID, endpoint=False)
     heavy = limit - np.geomspace(limit / 2, limit - top, GRID)
     ranges = feasible_ranges(
         np.concatenate([idle, light, heavy]),
-        lambda rate: target.is_met(machine.simulate(strategy, rate, QUICK)),
-        lambda rate: target.is_met(machine.simulate(strategy, rate, COARSE)),
-        precision=PRECISION,
+        lambda rate: strategy_at(machine, strategy, rate, target, QUICK) is not None,
+        lambda rate: strategy_at(machine, strategy, rate, target, finer) is not None,
+        precision=precision,
     )
     return [(0.0 if low <= lowest else low, high) for low, high in ranges]
 
 
-def _feasible_with_cutoff(
-    machine: Machine, target: Target, known: float, lightest: float, top: float
-) -> list[RateRange]:
-    """Raise the rate by GROWTH while some T_cut meets the target, then bisect."""
-
-    def met(rate: float) -> bool:
-        return cutoff_at(machine, rate, target, QUICK) is not None
-
-    low = high = min(max(known, lightest), top)
-    if low > known and not met(low):
-        return []
-    while high == low < top and met(high := min(low * GROWTH, top)):
-        low = high
-    return [(0.0, low if low >= top else bisect(met, low, high, CUTOFF_PRECISION))]
-
-
-def cutoff_at(machine: Machine, rate: float, target: Target, effort: Effort) -> Strategy | None:
-    tried = (cutoff_strategy(machine, cutoff) for cutoff in likely_cutoffs(machine, rate, target))
+def strategy_at(machine: Machine, strategy: Strategy, rate: float, target: Target, effort: Effort) -> Strategy | None:
+    """Return the strategy, with the first likely T_cut that meets the target if it has one; None if it misses."""
+    tried = iter([strategy])
+    if strategy.kind is Kind.CUTOFF:
+        tried = (cutoff_strategy(machine, cutoff) for cutoff in likely_cutoffs(machine, rate, target))
     return next((each for each in tried if target.is_met(machine.simulate(each, rate, effort))), None)
 
 
@@ -93,7 +78,7 @@ def likely_cutoffs(machine: Machine, rate: float, target: Target) -> Iterator[fl
     spare = target.sla_ms - gpu.mean_ms
     if spare > 0:
         collected = int(rate * spare + COLLECTED_SIGMA * math.sqrt(rate * spare)) + 1
-        largest = target.sla_ms - gpu.times(min(collected, gpu.times.max_batch))
+        largest = target.sla_ms - float(gpu.times.mean_ms[min(collected, gpu.times.max_batch) - 1])
         yield from (near * largest for near in NEAR_LARGEST if largest > 0)
     yield from (share * target.sla_ms for share in SLA_SHARES)
 
@@ -106,11 +91,11 @@ def confirm_end(machine: Machine, strategy: Strategy, target: Target, ends: Rate
     def confirmed(rate: float) -> bool:
         if strategy.kind is not Kind.CUTOFF:
             return is_surely_met(machine.simulate(strategy, rate, FINE), target)
-        there = cutoff_at(machine, rate, target, COARSE)
+        there = strategy_at(machine, strategy, rate, target, COARSE)
         at[0] = there or at[0]
         return there is not None and target.is_met(machine.simulate(there, rate))
 
-    high = high if strategy.kind is not Kind.CUTOFF else (1 + CUTOFF_PRECISION) * high
+    high = high if strategy.kind is not Kind.CUTOFF else (1 + CUTOFF_MARGIN) * high
     missed, step = high, BACKOFF_STEP * high
     while high > low and not confirmed(high):
         missed, high, step = high, high - step, 2 * step
@@ -129,18 +114,22 @@ def range_of(ranges: Sequence[RateRange], rate: float) -> RateRange:
     return around[0] if around else max(ranges, key=lambda each: each[1], default=(0.0, 0.0))
 
 
-def replicas_within(ranges: Sequence[RateRange], rate: float) -> int | None:
-    """Return the fewest replicas among which a rate meets the target."""
+def replicas_within(ranges: Sequence[RateRange], rate: float, limit: float) -> int | None:
+    """Return the fewest replicas among which a rate meets the target; None if nearly all of them would be idle.
+
+    limit: rate up to which one is stable.
+    """
     counts = [(replicas_for(rate, high), low) for low, high in ranges]
-    return min((count for count, low in counts if rate / count >= low), default=None)
+    most = MOST_IDLE * replicas_for(rate, limit)
+    return min((count for count, low in counts if rate / count >= low and count <= most), default=None)
 
 
-def capacity_of(row: Alternative, request: PlanOptions, promised_per_s: float | None) -> Capacity | None:
+def capacity_of(row: Alternative, request: PlanOptions, binding: str, promised_per_s: float | None) -> Capacity | None:
     if row.sustainable_per_s is None or request.rate_each is None:
         return None
     rate_per_s = request.rate_each * 1e3
     whole_s = rate_per_s * request.replicas
-    needed = replicas_within(row.feasible_per_s, whole_s)
+    needed = replicas_within(row.feasible_per_s, whole_s, row.rate_limit_per_s or math.inf)
     price = None if row.price_per_hour is None or not row.replicas else row.price_per_hour / row.replicas
     hourly = None if price is None or needed is None else price * needed
     return Capacity(
@@ -151,7 +140,7 @@ def capacity_of(row: Alternative, request: PlanOptions, promised_per_s: float | 
         goodput_per_s=row.goodput_per_s,
         replicas=needed,
         headroom=row.sustainable_per_s / rate_per_s - 1,
-        binding=wording.describe_limit(row),
+        binding=binding,
         price_per_hour=hourly,
         price_per_million=None if hourly is None else hourly / (whole_s * HOUR_S) * 1e6,
         promised_per_s=promised_per_s,
@@ -220,6 +209,6 @@ def describe_service(cpu: Part) -> dict[str, Any]:
     if cpu.times.noise is None:
         sentence = f"{cpu.label}: its service times were not measured; taken as exponential."
         return {"assumed": "exponential", "cv": None, "sentence": sentence}
-    cv = float(cpu.times.cv(1)[0])
+    cv = float(cpu.times.cv[0])
     sentence = f"{cpu.label}: one request at a time, its service as measured (coefficient of variation {cv:.2g})."
     return {"assumed": "measured", "cv": cv, "sentence": sentence}

@@ -26,7 +26,6 @@ from latfit.planning.load.capacity import (
 )
 from latfit.planning.load.strategies import Machine, Part, Target, cutoff_strategy, machine_of, single_path_strategies
 from latfit.planning.load.uncertainty import PercentileEstimate, estimate_percentile, robust_rate, tail_warnings
-from latfit.planning.load.varying import replicas_for
 from latfit.planning.request import PlanOptions
 from latfit.planning.result import (
     FALLS_BACK,
@@ -43,7 +42,7 @@ from latfit.planning.steps.thresholds import gpu_threshold
 from latfit.planning.verdict import Verdict
 from latfit.queueing import COARSE, FINE, ResponseDistribution, simulate_batches
 from latfit.stats import FloatArray
-from latfit.units import format_ms
+from latfit.units import format_ms, format_rate
 
 TIE, CAPACITY_TIE = 1e-3, 0.01  # relative; within it the first strategy listed is taken
 FASTER = 0.9  # of a path's time: the improvement that sensitivity shows
@@ -85,7 +84,10 @@ class LoadPlanner:
             robust = max(robust or 0.0, self.rate)  # the planned rate is confirmed itself
         rows = [self.describe(each, chosen=each is best) for each in candidates]
         of_most = rows[candidates.index(most)]
-        capacity = capacity_of(of_most, self.request, None if robust is None else robust * 1e3)
+        limit = wording.describe_limit(of_most, self.percentile_alone(most.strategy))
+        capacity = capacity_of(of_most, self.request, limit, None if robust is None else robust * 1e3)
+        highest_per_s = of_most.sustainable_per_s
+        carried = f"capacity {format_rate(highest_per_s, down=True)} per replica, " if highest_per_s else ""
         threshold = self.threshold() if two_paths else None
         reasons = {
             "T_cut_ms": "GPU and CPU together are overloaded. Lower the rate." if two_paths else FALLS_BACK,
@@ -99,7 +101,7 @@ class LoadPlanner:
             feasible=best is not None and promise != "misses",
             promise=promise,
             probability=None if estimate is None else estimate.probability(self.target.sla_ms),
-            binding=wording.describe_capacity(of_most),
+            binding=f"{carried}{limit}",
             remedy=wording.suggest_remedy(of_most, self.rate * 1e3, self.request.replicas)
             if promise == "misses"
             else "",
@@ -117,33 +119,31 @@ class LoadPlanner:
         messages += self.notes(cutoff)
         return structs.replace(plan, answer=answer), messages
 
+    def percentile_alone(self, strategy: Strategy) -> float:
+        law = self.machine.simulate(strategy, 0.0, COARSE)
+        assert law is not None
+        return law.percentile(self.target.q)
+
     def capacity(self, candidate: Candidate) -> float:
         """Return the highest feasible rate per ms of a strategy; 0 for none."""
         return range_of(candidate.ranges, self.rate)[1]
 
     def simulate_strategies(self, cutoff: Cutoff | None) -> list[Candidate]:
         strategies = single_path_strategies(self.machine, self.rate)
-        ranges = [feasible_rates(self.machine, each, self.target) for each in strategies]
         if cutoff is not None:
-            alone = range_of(ranges[0], math.inf)[1]  # of the GPU, greedy: T_cut = SLA
-            start = max(alone, self.rate if cutoff.value is not None else 0.0)
             strategies.append(cutoff_strategy(self.machine, cutoff.shown_ms))
-            ranges.append(feasible_rates(self.machine, strategies[-1], self.target, start))
+        ranges = [feasible_rates(self.machine, each, self.target) for each in strategies]
         laws = [self.machine.simulate(each, self.rate, FINE) for each in strategies]
         return [Candidate(*each) for each in zip(strategies, laws, ranges, strict=True)]
 
     def choose(self, candidates: Sequence[Candidate]) -> Candidate | None:
         """Return the first feasible candidate whose cost is within TIE of the least."""
-        costs = [
-            self.cost(each.law) if each.law is not None and self.meets(each.law) else math.inf for each in candidates
-        ]
+        met = self.target.is_met
+        costs = [self.cost(each.law) if each.law is not None and met(each.law) else math.inf for each in candidates]
         least = min(costs)
         if math.isinf(least):
             return None
         return next(each for each, cost in zip(candidates, costs, strict=True) if cost <= least + TIE * abs(least))
-
-    def meets(self, law: ResponseDistribution) -> bool:
-        return law.percentile(self.target.q) <= self.target.sla_ms * (1 + ROUNDING)
 
     def cost(self, law: ResponseDistribution) -> float:
         late, objective = law.percentile(self.target.q), self.request.objective
@@ -165,9 +165,13 @@ class LoadPlanner:
     def describe(self, candidate: Candidate, *, chosen: bool) -> Alternative:
         rate, sla_ms, law, strategy = self.rate, self.target.sla_ms, candidate.law, candidate.strategy
         limit, capacity = self.machine.rate_limit(strategy), self.capacity(candidate)
-        replicas, price = replicas_within(candidate.ranges, rate), self.machine.price_per_hour(strategy)
+        replicas, price = replicas_within(candidate.ranges, rate, limit), self.machine.price_per_hour(strategy)
         late = None if law is None else law.percentile(self.target.q)
-        missed = late is not None and law is not None and not self.meets(law)
+        verdict = "selected" if chosen else "meets the SLA, but not better"
+        if late is None:
+            verdict = f"unstable from {format_rate(limit * 1e3)} on"
+        elif not self.target.is_met(law):
+            verdict = f"misses the SLA by {format_ms(late - sla_ms)}"
         return Alternative(
             name=strategy.name,
             **vars(strategy),
@@ -181,9 +185,7 @@ class LoadPlanner:
             replicas=replicas,
             price_per_hour=None if price is None or replicas is None else price * replicas,
             chosen=chosen,
-            verdict=wording.describe_choice(
-                late, sla_ms, unstable_from=limit if rate >= limit else None, missed=missed, chosen=chosen
-            ),
+            verdict=verdict,
             feasible_per_s=[(low * 1e3, high * 1e3) for low, high in candidate.ranges],
             source=None if law is None else "simulated",
         )
@@ -196,7 +198,7 @@ class LoadPlanner:
                 return math.inf
             law = simulate_batches(rate, gpu.times, 1, self.machine.arrivals, COARSE)
             served = max(1, min(round(law.mean_batch), gpu.times.max_batch))
-            wait = max(0.0, law.mean_ms - gpu.times(served))
+            wait = max(0.0, law.mean_ms - float(gpu.times.mean_ms[served - 1]))
         return wait + self.request.transfer_ms
 
     def threshold(self) -> Threshold | None:
@@ -223,9 +225,10 @@ class LoadPlanner:
         strategy = shown.strategy
         law, highest = machine.simulate(strategy, rate, COARSE), self.capacity(shown)
         if any(part not in self.machine.parts for part in machine.parts_of(strategy)):
-            highest = range_of(feasible_rates(machine, strategy, self.target, highest), self.rate)[1]
+            highest = range_of(feasible_rates(machine, strategy, self.target), self.rate)[1]
         late = None if law is None else law.percentile(self.target.q)
-        needed = replicas_for(rate * self.request.replicas, highest) if highest > 0 else None
+        ranges = [(0.0, highest)] if highest > 0 else []
+        needed = replicas_within(ranges, rate * self.request.replicas, machine.rate_limit(strategy))
         if needed == 1 and (late is None or late > self.target.sla_ms):
             needed = None  # the load is too low, where steps hold too few requests: more replicas make it lower
         return Change(label, self.first_batch(machine, rate), late, highest * 1e3 if highest > 0 else None, needed)
@@ -271,7 +274,7 @@ class LoadPlanner:
     def least_certain_step(self, part: Part) -> str:
         """Return the least certain of the steps that this load is likely to make."""
         top, reach = part.times.max_batch, 1
-        while reach < top and reach < 2 * self.rate * part.times(reach):
+        while reach < top and reach < 2 * self.rate * part.times.mean_ms[reach - 1]:
             reach = min(2 * reach, top)
         B: FloatArray = np.arange(1.0, reach + 1)
         T, fast, slow = part.latency.range_ms(B)

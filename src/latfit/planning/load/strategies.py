@@ -25,7 +25,6 @@ from latfit.queueing import (
     ResponseDistribution,
     ServiceTimes,
     arrival_moments,
-    measured_times,
     run_length,
     simulate_batches,
 )
@@ -70,19 +69,15 @@ class Part:
 
     @property
     def mean_ms(self) -> float:
-        return self.times(1)
-
-    @property
-    def typical_ms(self) -> float:
-        return float(self.times.at(np.ones(1))[0])
+        """Mean time of one request alone."""
+        return float(self.times.mean_ms[0])
 
     @cached_property
     def best_times(self) -> ServiceTimes:
-        """The times up to the batch with the highest rate."""
-        return replace(self.times, max_batch=self.times.best_batch())
+        return self.times.up_to_best()
 
     def scaled(self, factor: float) -> "Part":
-        times = replace(self.times, at=lambda b: factor * self.times.at(b))
+        times = replace(self.times, typical_ms=factor * self.times.typical_ms)
         return replace(self, times=times, slowdown=factor * self.slowdown)
 
     def drawn(self, seed: int) -> "Part":
@@ -90,7 +85,7 @@ class Part:
         rng = np.random.default_rng([seed, *self.path.name.encode()])
         T, noise = self.latency.drawn_ms(self.times.max_batch, rng)
         noise = None if noise is None else noise.up_to(len(T))
-        return replace(self, times=measured_times(self.slowdown * T, noise, self.times.fixed_ms))
+        return replace(self, times=ServiceTimes(self.slowdown * T, noise, self.times.fixed_ms))
 
 
 @dataclass(frozen=True)
@@ -152,9 +147,9 @@ class Machine:
     def _simulate_cutoff(self, strategy: Strategy, rate: float, effort: Effort) -> ResponseDistribution:
         assert strategy.T_cut_ms is not None
         gpu, cpu = self.parts_of(strategy)
-        largest, limit = gpu.times.max_batch, self.rate_limit(strategy)
-        system = System(_service_path(gpu, largest), _service_path(cpu, 1, exponential=cpu.times.noise is None))
-        policy = cutoff(strategy.T_cut_ms, Limits(largest, 1))
+        limit = self.rate_limit(strategy)
+        system = System(_service_path(gpu, gpu.times), _service_path(cpu, cpu.times.up_to(1), cpu.times.noise is None))
+        policy = cutoff(strategy.T_cut_ms, Limits(gpu.times.max_batch, 1))
         effort = replace(effort, runs=max(2, effort.runs // 2), longest=effort.longest // 2)  # each request costs more
         start, n, settled = run_length(rate / limit, gpu.times, self.arrivals, 0.0, effort)
         runs, overflow, busy = [], 0.0, 0.0
@@ -167,16 +162,14 @@ class Machine:
         return ResponseDistribution(tuple(runs), busy, math.nan, settled, overflow_share=overflow)
 
 
-def _service_path(part: Part, largest: int, *, exponential: bool = False) -> ServicePath:
-    times = part.times
-    T = times.at(np.arange(1.0, largest + 1))
-    return table_path(part.path.name, T, noise=times.noise, fixed_ms=times.fixed_ms, exponential=exponential)
+def _service_path(part: Part, times: ServiceTimes, exponential: bool = False) -> ServicePath:
+    T, fixed_ms = times.typical_ms, times.fixed_ms
+    return table_path(part.path.name, T, noise=times.noise, fixed_ms=fixed_ms, exponential=exponential)
 
 
 def amortised_batch(part: Part, rate: float) -> int:
     """Return the batch at which the amortised rule stops waiting."""
-    largest = min(part.best_times.max_batch, MAX_AMORTISED_BATCH)
-    return stopping_batch("amortised", part.best_times.table(1, largest).tolist(), rate)
+    return stopping_batch("amortised", part.best_times.mean_ms[:MAX_AMORTISED_BATCH].tolist(), rate)
 
 
 def machine_of(profile: HardwareProfile, tokens: int, request: PlanOptions) -> Machine:
@@ -190,7 +183,7 @@ def machine_of(profile: HardwareProfile, tokens: int, request: PlanOptions) -> M
         B = latency.batches[:largest]
         noise = None if request.laws_only or latency.noise is None else latency.noise.up_to(len(B))
         T = latency.mean_ms(B) if request.laws_only else latency.noisy_ms(B)
-        return Part(latency, measured_times(T, noise, transfer_ms))
+        return Part(latency, ServiceTimes(T, noise, transfer_ms))
 
     return Machine(
         None if cpu is None else part(cpu, 0.0, None),

@@ -131,7 +131,7 @@ def _find_doubts(machine: Machine, strategy: Strategy, target: Target, law: Resp
             if part.path.nominal is None:
                 yield message("noise_unknown", path=part.label)
             continue
-        if few := wording.few_pauses(part.label, noise, part.typical_ms):
+        if few := wording.few_pauses(part.label, noise, float(part.times.typical_ms[0])):
             yield message("few_pauses", what=few)
         noise = noise.up_to(1 if strategy.kind is Kind.ONE_AT_A_TIME else part.times.max_batch)
         if not noise.sees(target.q):
@@ -156,7 +156,7 @@ def tail_warnings(machine: Machine) -> list[Message]:
     for part in machine.parts:
         if (noise := part.times.noise) is None:
             continue
-        share, steps = noise.slow_share(part.typical_ms), noise.pooled.steps
+        share, steps = noise.slow_share(float(part.times.typical_ms[0])), noise.pooled.steps
         if share > wording.DECIDES:
             longest = f"{float(noise.pooled.values.max()):.3g} times the typical"
             if noise.pauses is not None:

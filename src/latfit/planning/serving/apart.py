@@ -44,7 +44,7 @@ class Pairs:
         best = _fewest(pairs)
         if best is not None:
             space, start = replace(self.space, fixed=self.space.fixed | {"batching"}), best.setup.settings
-            settings, _ = Search(self.evaluator, start, space).ascend(best.setup, 1.0)
+            settings, _ = Search(self.evaluator, start, space).ascend(best.setup)
             prefill, decode = self._sustaining(settings)
             other = self._grow(Setup(settings, decode, prefill=prefill)) if settings != start else None
             best = self._grow((_fewest([best, other]) or best).setup, VERIFIED)

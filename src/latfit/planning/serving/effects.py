@@ -8,6 +8,7 @@ import numpy as np
 from latfit.planning.serving.evaluate import FIRST, Evaluator, Measured, Setup, with_lengths
 from latfit.planning.serving.result import Effect, Trade
 from latfit.planning.serving.search import SearchSpace
+from latfit.queueing import bracket
 from latfit.simulation import EngineSettings, scaled_costs
 from latfit.workload import RecordedLoad
 
@@ -25,7 +26,7 @@ def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: b
         changed.append((f"{setup.replicas + 1} replicas", evaluator, replace(setup, replicas=setup.replicas + 1)))
     for name, decode, prefill in (("prefill 20 % faster", 1.0, FASTER), ("decode 20 % faster", FASTER, 1.0)):
         costs = scaled_costs(evaluator.costs, decode, prefill)
-        changed.append((name, evaluator.elsewhere(load, costs), setup))
+        changed.append((name, replace(evaluator, costs=costs), setup))
     if cache:
         larger = replace(settings, kv_blocks=int(settings.kv_blocks * MORE_CACHE))
         changed.append(("KV cache 50 % larger", evaluator, replace(setup, settings=larger)))
@@ -36,7 +37,7 @@ def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: b
     shorter = with_lengths(
         load, lambda prompt, output: (np.maximum(np.rint(FASTER * prompt), 1).astype(np.int64), output)
     )
-    changed.append(("prompts 20 % shorter", evaluator.elsewhere(shorter, evaluator.costs), setup))
+    changed.append(("prompts 20 % shorter", replace(evaluator, load=shorter), setup))
     tightest = best.tightest
     found = []
     for change, by, to in changed:
@@ -48,15 +49,12 @@ def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: b
 
 def max_step_slowdown(evaluator: Evaluator, best: Measured) -> float:
     """Return the largest factor on all step times at which every target is still met."""
-    low, high = 1.0, 1.05
-    while evaluator.measure(best.setup, slower=high).met:
-        if high > MOST_SLOWER:
-            return high
-        low, high = high, 1 + 2 * (high - 1)
-    while high / low > FINE:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if evaluator.measure(best.setup, slower=middle).met else (low, middle)
-    return low
+
+    def met(factor: float) -> bool:
+        slower = replace(evaluator, costs=scaled_costs(evaluator.costs, factor, factor))
+        return factor == 1.0 or slower.measure(best.setup).met
+
+    return bracket(met, 1.0, growth=1.1, precision=FINE, least=0.0, most=2 * MOST_SLOWER)[0]
 
 
 def front(evaluator: Evaluator, best: EngineSettings, space: SearchSpace) -> list[Trade]:

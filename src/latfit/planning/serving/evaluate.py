@@ -139,9 +139,10 @@ class Evaluator:
     alone_ms: float = 0.0
     lead: float | None = None
     apart: tuple[StepCosts, Transfer] | None = None
-    known: dict[tuple[Setup, float, float, int], Measured] = field(default_factory=dict)
-    floods: dict[tuple[EngineSettings, int], "Saturated"] = field(default_factory=dict)
-    kinds: dict[EngineSettings, tuple[float, float]] = field(default_factory=dict)
+    # A changed copy (`replace`) begins with empty caches.
+    known: dict[tuple[Setup, float, int], Measured] = field(default_factory=dict, init=False)
+    floods: dict[tuple[EngineSettings, int], "Saturated"] = field(default_factory=dict, init=False)
+    kinds: dict[EngineSettings, tuple[float, float]] = field(default_factory=dict, init=False)
 
     @cached_property
     def rate_per_s(self) -> float:
@@ -150,17 +151,13 @@ class Evaluator:
             return 1e3 * self.load.users / (self.load.think_ms + self.alone_ms)
         return self.load.rate * 1e3
 
-    def measure(self, setup: Setup, scale: float = 1.0, *, slower: float = 1.0, replications: int = MOST) -> Measured:
-        """Simulate until the targets are decided, at `scale` times the load and steps `slower` times as long."""
-        key = (setup, scale, slower, replications)
+    def measure(self, setup: Setup, scale: float = 1.0, *, replications: int = MOST) -> Measured:
+        """Simulate at `scale` times the load until the targets are decided."""
+        key = (setup, scale, replications)
         if key not in self.known:
-            load = scaled(self.load, scale, slower)
-            found, done = self._decide(setup, load, scale, slower, replications)
+            found, done = self._decide(setup, scale, replications)
             self.known[key] = found if replications < VERIFIED else self._summarise(found, done)
         return self.known[key]
-
-    def elsewhere(self, load: Load, costs: StepCosts, apart: tuple[StepCosts, Transfer] | None = None) -> "Evaluator":
-        return replace(self, load=load, costs=costs, apart=apart, known={}, floods={}, kinds={})
 
     def measure_sustained(
         self, setups: Sequence[Setup], scale: float = 1.0, *, replications: int = MOST
@@ -169,23 +166,21 @@ class Evaluator:
         kept = [setup for setup, carried in zip(setups, sustain, strict=True) if carried]
         return map_on_threads(lambda setup: self.measure(setup, scale, replications=replications), kept)
 
-    def _decide(
-        self, setup: Setup, load: Load, scale: float, slower: float, most: int
-    ) -> tuple[Measured, Replications]:
+    def _decide(self, setup: Setup, scale: float, most: int) -> tuple[Measured, Replications]:
         # Replications of a recording differ only by the noise of many steps, so one is enough. An unstable load is
         # missed without simulation; one run is made for the report.
-        once = isinstance(load, RecordedLoad) and most <= MOST
-        if once or not self.carries(setup, scale * slower):
+        once = isinstance(self.load, RecordedLoad) and most <= MOST
+        if once or not self.carries(setup, scale):
             most = 1
         count = min(FIRST, most)
-        requests = self._requests(setup, scale * slower)
+        load, requests = scaled(self.load, scale), self._requests(setup, scale)
         done = self._runs(setup, load, range(count), requests)
-        found = self._judge(setup, scale, done, slower)
+        found = self._judge(setup, scale, done)
         while count < most and not (found.certain and (most < VERIFIED or not found.met or found.precise)):
             more = min(max(MORE, count // 4), most - count)
             done = replace(done, runs=[*done.runs, *self._runs(setup, load, range(count, count + more), requests).runs])
             count += more
-            found = self._judge(setup, scale, done, slower)
+            found = self._judge(setup, scale, done)
         self.work["setups"] += 1
         self.work["steps"] += sum(run.counters.steps for run in done.runs)
         self.tick(self.work["setups"])
@@ -196,15 +191,11 @@ class Evaluator:
         outcome = structs.replace(summary, **{n: times * getattr(summary, n) for n in RATES})
         return replace(found, outcome=outcome, distributions_ms=done.distributions_ms())
 
-    def _judge(self, setup: Setup, scale: float, done: Replications, slower: float) -> Measured:
+    def _judge(self, setup: Setup, scale: float, done: Replications) -> Measured:
         # A finite run can end before the queue of a slight overload has grown.
-        carried = self.lead is not None or (done.stable and self.carries(setup, scale * slower))
-        return Measured(
-            setup,
-            self.targets.reached(done.runs, done.warmup if self.lead is None else self.lead, slower),
-            carried,
-            done.runs[0],
-        )
+        carried = self.lead is not None or (done.stable and self.carries(setup, scale))
+        reached = self.targets.reached(done.runs, done.warmup if self.lead is None else self.lead)
+        return Measured(setup, reached, carried, done.runs[0])
 
     def _requests(self, setup: Setup, scale: float) -> int:
         most = self.requests or FEWEST_REQUESTS
@@ -244,11 +235,11 @@ class Evaluator:
 
     def alone(self, settings: EngineSettings) -> Measured:
         """Simulate requests without contention: a lower bound on every latency."""
-        key = (Setup(settings, prefill=0 if self.apart is None else 1), 0.0, 1.0, ALONE)
+        key = (Setup(settings, prefill=0 if self.apart is None else 1), 0.0, ALONE)
         if key not in self.known:
             options = Options(requests=ALONE, replications=FIRST, seed=self.seed, warmup=0.0)
             done = replicate(self._rare(), self.costs, settings, options, self._cluster(Routing()))
-            self.known[key] = self._summarise(self._judge(key[0], 0.0, done, 1.0), done)
+            self.known[key] = self._summarise(self._judge(key[0], 0.0, done), done)
             self.work["setups"] += 1
         return self.known[key]
 
@@ -291,7 +282,8 @@ class Evaluator:
         assert self.apart is not None
         if settings not in self.kinds:
             first_tokens = with_lengths(self.load, lambda prompt, output: (prompt, np.ones_like(output)))
-            prefill = self.elsewhere(first_tokens, self.apart[0]).saturated(settings).requests_per_s
+            prefills = replace(self, load=first_tokens, costs=self.apart[0], apart=None)
+            prefill = prefills.saturated(settings).requests_per_s
             options = Options(requests=max(FLOOD, 6 * settings.max_num_seqs), seed=self.seed, warmup=0.0)
             flood, free = OpenLoad(Poisson(1e6), lengths_of(self.load)), Cluster(prefill=FREE)
             run = replicate(flood, self.costs, settings, options, free, [0]).runs[0]
@@ -372,13 +364,12 @@ def dealt(load: Load, kept: int, among: int, *, in_turn: bool) -> Load:
     return replace(load, arrivals=Dealt(load.arrivals, kept, among, in_turn))
 
 
-def scaled(load: Load, scale: float, slower: float = 1.0) -> Load:
-    """Return the load times `scale`, with time compressed by `slower` instead of longer steps."""
-    if scale * slower == 1.0:
+def scaled(load: Load, scale: float) -> Load:
+    if scale == 1.0:
         return load
     if isinstance(load, ClosedLoad):
-        return replace(load, users=max(round(load.users * scale), 1), think_ms=load.think_ms / slower)
-    return load.at_rate(load.rate * scale * slower)
+        return replace(load, users=max(round(load.users * scale), 1))
+    return load.at_rate(load.rate * scale)
 
 
 def requests_for(load: Load, latency_ms: float) -> int:

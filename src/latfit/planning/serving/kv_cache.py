@@ -109,7 +109,7 @@ def kv_cache_of(
 
 
 def estimate_other_bytes(
-    config: Config, tensor_parallel: int = 1, max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
+    config: Config, tensor_parallel: int, max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
 ) -> tuple[float, float, float]:
     """Estimate (low, estimate, high) the bytes on a GPU besides weights and KV cache."""
     hidden, active = _size(config, "hidden_size"), config.get("num_experts_per_tok")

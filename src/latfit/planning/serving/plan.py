@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from msgspec import structs
@@ -199,7 +199,7 @@ def _plan_apart(
     together = found.best.setup.replicas if found.best is not None and found.best.met else None
     if (together or 0) > MOST_APART:
         return None
-    other = evaluator.elsewhere(evaluator.load, apart.decode, (apart.prefill, apart.transfer))
+    other = replace(evaluator, costs=apart.decode, apart=(apart.prefill, apart.transfer))
     starts = ((found.best or found.alone).setup.settings, request.start)
     best = Pairs(other, space, together, contents).run(starts, apart.transfer)
     if request.price_per_hour is None or best.outcome is None:

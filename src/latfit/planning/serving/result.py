@@ -10,9 +10,10 @@ from msgspec import UNSET, UnsetType, field
 from latfit.messages import Message
 from latfit.planning.engine_names import Flags, serving_flags
 from latfit.planning.fit_quality import FitQuality
-from latfit.planning.verdict import CONFIRMED, Verdict, Z, normal_share, probability_within, upgraded
+from latfit.planning.verdict import CONFIRMED, Verdict, Z, probability_within, upgraded
 from latfit.records import Count, Natural, Number, Record, Seconds
 from latfit.simulation import EngineSummary
+from latfit.stats import student_tail
 from latfit.units import count_text, format_ms, format_rate
 
 if TYPE_CHECKING:
@@ -361,6 +362,6 @@ def probability_of(reached: Sequence[Reached], slower_pct: float | None, fits: S
     error_pct = max((each.worst_pct for each in fits), default=0.0)
     found = [each.probability for each in reached]
     if slower_pct is not None and error_pct > 0:
-        found.append(normal_share(Z * slower_pct / error_pct))
+        found.append(student_tail(math.inf, -Z * slower_pct / error_pct))
     known = [each for each in found if each is not None]
     return min(known) if len(known) == len(found) and known else None

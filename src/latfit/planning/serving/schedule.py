@@ -106,7 +106,7 @@ def _least(evaluator: Evaluator, settings: EngineSettings, day: Day, window: int
     if day.rows[window + 1] == day.rows[window]:
         return 1
     part, lead = day.part(window, LEAD * evaluator.alone_ms)
-    own = replace(evaluator.elsewhere(part, evaluator.costs), lead=lead)
+    own = replace(evaluator, load=part, lead=lead)
     return bisect.bisect_left(range(most), True, 1, key=lambda count: own.measure(Setup(settings, count)).met)
 
 

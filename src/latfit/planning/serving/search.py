@@ -4,7 +4,6 @@ Derivation: docs/theory/planning.md, "Searching replicas and settings".
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +21,8 @@ from latfit.planning.serving.evaluate import (
     Setup,
     draw_lengths,
 )
+from latfit.planning.verdict import MOST_IDLE
+from latfit.queueing import bracket
 from latfit.simulation import SENT_LEAST, EngineSettings, EngineSetup, Order
 from latfit.units import format_rate
 from latfit.workload import ClosedLoad, Load, RecordedLoad
@@ -30,7 +31,7 @@ GAIN = 1.03  # feasible load of an accepted setting over a load that the current
 PRECISION = 1.03  # ratio between the ends of the bracket of the highest feasible load
 GALLOP = 1.15  # first step of an exponential search
 LEAST_SCALE = 1e-6  # smallest load searched, relative to the planned one; its inverse is the largest
-MOST_REPLICAS, IDLE = 4096, 64  # replicas tried at most: in all, and over the number that sustains the load
+MOST_REPLICAS = 4096  # replicas tried at most
 FINE = 256  # verification adds replicas in steps of 1/FINE of them, at least one
 ROUNDS = 3
 POINTS = 6  # batch limits compared at a time when the best one is narrowed down
@@ -119,7 +120,7 @@ class Search:
         settings = alone.setup.settings
         usual = self.least(settings) if self.replicas is None else self._at(settings, self.replicas)
         begun = usual if usual is not None else self._at(settings, self._guess(settings))
-        settings, carried = self.ascend(begun.setup, 1.0)
+        settings, carried = self.ascend(begun.setup)
         if self.replicas is not None:
             given = self.evaluator.measure(Setup(settings, self.replicas), replications=VERIFIED)
             best: Measured | None = given if given.met else self.settle(self.replicas, settings) or given
@@ -181,7 +182,7 @@ class Search:
     def least(self, settings: EngineSettings, guess: int | None = None) -> Measured | None:
         """Return the fewest engines that meet the targets with these settings; None if more do not help."""
         at = min(guess or self._guess(settings), MOST_REPLICAS)
-        most = min(MOST_REPLICAS, IDLE * at)
+        most = min(MOST_REPLICAS, MOST_IDLE * at)
         found, step, low = self._at(settings, at, FIRST), max(1, round(at * (GALLOP - 1))), 0
         while not found.met:
             low = at
@@ -206,42 +207,30 @@ class Search:
         if isinstance(self.evaluator.load, RecordedLoad):
             return low, high
 
-        def is_sure(scale: float, *, met: bool, replications: int = MOST) -> bool:
-            measured = self.evaluator.measure(setup, scale, replications=replications)
-            return measured.certain and measured.met == met
-
-        least = 1.0 if is_sure(1.0, met=True, replications=VERIFIED) else LEAST_SCALE
-
-        def is_low(k: int) -> bool:
-            scale = low / PRECISION**k
-            return scale <= least or is_sure(scale, met=True)
-
-        def is_high(k: int) -> bool:
-            scale = high * PRECISION**k
-            return scale >= self._most_scale or is_sure(scale, met=False)
-
-        return max(low / PRECISION ** first_true(is_low), least), high * PRECISION ** first_true(is_high)
+        low = self._highest_load(setup, low, lambda each: each.met and each.certain)[0]
+        high = self._highest_load(setup, high, lambda each: each.met or not each.certain)[1]
+        planned = self.evaluator.measure(setup, replications=VERIFIED)
+        return max(low, 1.0 if planned.met and planned.certain else low), high
 
     def bracket(self, setup: Setup, known: float, replications: int = MOST) -> tuple[float, float]:
         """Return a feasible and an infeasible load, PRECISION apart; `known` is tried first."""
-        low, high, factor, at = 0.0, math.inf, GALLOP, known
-        while math.isinf(high) or low == 0.0:
-            if not LEAST_SCALE < at < self._most_scale:
-                return max(low, LEAST_SCALE), at
-            if self.evaluator.measure(setup, at, replications=replications).met:
-                low, at = at, at * factor
-            else:
-                high, at = at, at / factor
-            factor = factor**1.5
-        while high / low > PRECISION:
-            middle = math.sqrt(low * high)
-            met = self.evaluator.measure(setup, middle, replications=replications).met
-            low, high = (middle, high) if met else (low, middle)
-        return low, high
+        return self._highest_load(setup, known, lambda each: each.met, replications)
 
-    def ascend(self, begun: Setup, carried: float) -> tuple[EngineSettings, float]:
+    def _highest_load(
+        self, setup: Setup, known: float, holds: Callable[[Measured], bool], replications: int = MOST
+    ) -> tuple[float, float]:
+        return bracket(
+            lambda scale: holds(self.evaluator.measure(setup, scale, replications=replications)),
+            known,
+            growth=GALLOP,
+            precision=PRECISION,
+            least=LEAST_SCALE,
+            most=self._most_scale,
+        )
+
+    def ascend(self, begun: Setup) -> tuple[EngineSettings, float]:
         """Return the settings with the highest feasible load, and that load."""
-        at, load = begun.settings, self.bracket(begun, carried, FIRST)[0]
+        at, load = begun.settings, self.bracket(begun, 1.0, FIRST)[0]
         for _ in range(ROUNDS):
             before = at
             for axis in AXES:
@@ -302,14 +291,6 @@ class Search:
 
     def _at(self, settings: EngineSettings, replicas: int, replications: int = MOST) -> Measured:
         return self.evaluator.measure(Setup(settings, replicas), replications=replications)
-
-
-def first_true(holds: Callable[[int], bool]) -> int:
-    """Return the smallest k >= 0 from which on a condition holds, by exponential search."""
-    most = 0
-    while not holds(most):
-        most = max(1, 2 * most)
-    return bisect_left(range(most), True, min(most // 2 + 1, most), key=holds)
 
 
 def within_measured(setup: EngineSetup, load: Load, fits: Sequence[FitResult]) -> EngineSettings:

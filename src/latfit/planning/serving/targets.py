@@ -39,9 +39,8 @@ class RequestTarget:
             found = found[run.requests.class_id[counted] == self.group]
         return np.asarray(found[np.isfinite(found)])
 
-    def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> Reached:
-        """Compare runs with the limit, as if every step took `slower` times as long."""
-        times, share = [slower * self.times(run, warmup) for run in runs], self.percentile / 100
+    def reached(self, runs: Sequence[EngineRun], warmup: float) -> Reached:
+        times, share = [self.times(run, warmup) for run in runs], self.percentile / 100
         interval = interval_of(times, share)
         return Reached(
             name=self.name,
@@ -60,9 +59,9 @@ class Goodput:
     percent: float
     promise: Promise
 
-    def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> Reached:
-        promise, limit = Promise(*(each / slower for each in vars(self.promise).values())), 100 - self.percent
-        met = [meets(_sooner(run, slower), promise)[counted_in(run, warmup)] for run in runs]
+    def reached(self, runs: Sequence[EngineRun], warmup: float) -> Reached:
+        limit = 100 - self.percent
+        met = [meets(run, self.promise)[counted_in(run, warmup)] for run in runs]
         interval = interval_of([100.0 * (1.0 - each.astype(float)) for each in met])
         interval = replace(interval, low=max(interval.low, 0.0))  # NaN stays
         return Reached(
@@ -83,13 +82,6 @@ def _compare(interval: Interval, limit: float, bound: float = math.nan) -> dict[
     }
 
 
-def _sooner(run: EngineRun, slower: float) -> EngineRun:
-    """Return the run with its requests' own limits on a clock that runs slower."""
-    own = run.requests
-    limits = {name: getattr(own, name) / slower for name in ("ttft_slo_ms", "tpot_slo_ms", "deadline_ms")}
-    return run if slower == 1.0 else replace(run, requests=replace(own, **limits))
-
-
 @dataclass(frozen=True)
 class Targets:
     """Percentiles, or goodput in their place. own: by the limits that recorded requests have."""
@@ -98,11 +90,11 @@ class Targets:
     goodput: Goodput | None = None
     own: Goodput | None = None
 
-    def reached(self, runs: Sequence[EngineRun], warmup: float, slower: float = 1.0) -> tuple[Reached, ...]:
+    def reached(self, runs: Sequence[EngineRun], warmup: float) -> tuple[Reached, ...]:
         """Compare runs with all limits. Raises WrongUsage if no request has such a time."""
         wanted: list[RequestTarget | Goodput] = [*self.targets] if self.goodput is None else [self.goodput]
         wanted += [self.own] if self.own is not None and self.goodput is None else []
-        found = tuple(each.reached(runs, warmup, slower) for each in wanted)
+        found = tuple(each.reached(runs, warmup) for each in wanted)
         # Requests of one token have no TPOT, and so meet any limit of it.
         defined = tuple(each for each in found if not math.isnan(each.value))
         if found and not defined:

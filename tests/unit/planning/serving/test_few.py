@@ -61,7 +61,7 @@ def measured(load: RecordedLoad, limit_ms: float) -> tuple[Evaluator, Setup]:
 def test_a_limit_that_other_requests_would_miss_is_told() -> None:
     evaluator, setup = measured(recorded(300), 1e9)
     ttft = np.sort(evaluator.measure(setup).first.ttft_ms)
-    tight = replace(evaluator, targets=Targets((RequestTarget("ttft", float(ttft[-2])),)), known={})
+    tight = replace(evaluator, targets=Targets((RequestTarget("ttft", float(ttft[-2])),)))
     (found,) = warn_of_few_requests(tight, tight.measure(setup))
     assert found.message.startswith("p99 TTFT of 300 requests could be")
     assert warn_of_few_requests(evaluator, evaluator.measure(setup)) == []
@@ -70,7 +70,7 @@ def test_a_limit_that_other_requests_would_miss_is_told() -> None:
 def test_a_share_of_few_requests() -> None:
     goodput = Goodput(95.0, Promise(ttft_ms=1e9))
     evaluator, setup = measured(recorded(60), 1e9)
-    few = replace(evaluator, targets=Targets((), goodput), known={})
+    few = replace(evaluator, targets=Targets((), goodput))
     (found,) = warn_of_few_requests(few, few.measure(setup))
     # None of 60 is up to 6 % of all.
     assert "6 %" in found.message

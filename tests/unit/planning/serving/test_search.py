@@ -15,7 +15,6 @@ from latfit.planning.serving.targets import Goodput, RequestTarget, Targets
 from latfit.simulation import (
     EngineSettings,
     Promise,
-    StepCosts,
     linear_costs,
 )
 from latfit.stats import FloatArray
@@ -87,23 +86,6 @@ def test_what_is_held_for_certain_is_held_and_what_is_said_to_be_missed_is_misse
     low, high = Search(evaluator, ONE, FIXED).spare(Setup(ONE))
     assert p99_in_turn(0.05 * low, 1) <= 60.0 <= p99_in_turn(0.05 * high, 1)
     assert high < 1.4 * low
-
-
-COSTS = StepCosts(linear_costs(8.0, 0.15, 0.02).typical)
-START = EngineSettings(max_num_seqs=8, max_num_batched_tokens=4096, kv_blocks=4000)
-TRAFFIC = OpenLoad(Poisson(0.02), Constant(600, 60))
-
-
-def test_slower_steps_are_a_slower_clock() -> None:
-    """Steps that take 1.3 times as long, once as a clock and once as costs."""
-    targets = Targets((RequestTarget("ttft", 500.0), RequestTarget("tpot", 60.0)))
-    as_clock = Evaluator(TRAFFIC, COSTS, targets)
-    as_costs = Evaluator(TRAFFIC, StepCosts(1.3 * COSTS.typical), targets)
-    one = as_clock.measure(Setup(START, 3), slower=1.3)
-    other = as_costs.measure(Setup(START, 3))
-    for ours, theirs in zip(one.reached, other.reached, strict=True):
-        assert ours.value == pytest.approx(theirs.value, rel=1e-6)
-        assert (ours.met, ours.limit) == (theirs.met, theirs.limit)
 
 
 def test_goodput_counts_requests_that_meet_all() -> None:
