@@ -85,23 +85,21 @@ def likely_cutoffs(machine: Machine, rate: float, target: Target) -> Iterator[fl
 
 def confirm_end(machine: Machine, strategy: Strategy, target: Target, ends: RateRange) -> tuple[float, Strategy]:
     """Return the highest rate of a range that a long run confirms, and the strategy there."""
-    low, high = ends
-    at = [strategy]
+    (low, high), there = ends, strategy
 
     def confirmed(rate: float) -> bool:
-        if strategy.kind is not Kind.CUTOFF:
-            return is_surely_met(machine.simulate(strategy, rate, FINE), target)
-        there = strategy_at(machine, strategy, rate, target, COARSE)
-        at[0] = there or at[0]
-        return there is not None and target.is_met(machine.simulate(there, rate))
+        nonlocal there
+        tried = strategy_at(machine, strategy, rate, target, COARSE)
+        there = tried or there
+        return tried is not None and is_surely_met(machine.simulate(tried, rate, FINE), target)
 
-    high = high if strategy.kind is not Kind.CUTOFF else (1 + CUTOFF_MARGIN) * high
+    high *= 1 + CUTOFF_MARGIN if strategy.kind is Kind.CUTOFF else 1
     missed, step = high, BACKOFF_STEP * high
     while high > low and not confirmed(high):
         missed, high, step = high, high - step, 2 * step
     if high <= low:
         return low, strategy
-    return bisect(confirmed, high, missed, BACKOFF_STEP), at[0]
+    return bisect(confirmed, high, missed, BACKOFF_STEP), there
 
 
 def is_surely_met(law: ResponseDistribution | None, target: Target) -> bool:
