@@ -325,7 +325,7 @@ TABLE: Mapping[str, Sequence[str]] = {
     "simulated_outside": (
         "outside_measured",
         "Simulated steps lie outside the measured range: {beyond}",
-        "Measure such steps, or lower --max-num-seqs and --max-num-batched-tokens to what the engine had.",
+        "Measure such steps, or lower max_num_seqs and max_num_batched_tokens to what the engine had.",
     ),
     "far_context": (
         "outside_measured",

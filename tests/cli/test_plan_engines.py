@@ -124,6 +124,27 @@ def test_one_replica_less_misses_a_target(fitted: Path, capsys: Captured) -> Non
     assert given["engine"] is None
 
 
+def test_no_smaller_token_budget_carries_the_load(fitted: Path, capsys: Captured) -> None:
+    """Of budgets that carry the same load the smallest is planned: half of it carries less."""
+    found = planned(fitted, capsys)
+    budget = found["engine"]["max_num_batched_tokens"]
+    assert 256 < budget < 2048
+    half = planned(fitted, capsys, "--set", f"max_num_batched_tokens={budget // 2}", "--replicas", "1")
+    assert half["capacity_per_s"] < found["capacity_per_s"]
+
+
+def test_steps_of_one_request_say_nothing_of_batches(in_tmp: Path, capsys: Captured) -> None:
+    S = np.repeat(2.0 ** np.arange(12), 4)
+    T = (9 + 0.03 * S) * np.exp(np.random.default_rng(0).normal(0, 0.01, len(S)))
+    write_trace(in_tmp / "one.parquet", Trace({"B": np.ones(len(S)), "S": S, "T_ms": T}))
+    assert run(["fit", "one.parquet", "--model", "linear", "--quiet"]) == 0
+    capsys.readouterr()
+    line = ["plan", "--fit", "one.fit.json", "--rate", "3/s", "--lengths", "300:40", *LIMITS, "--kv-blocks", "4000"]
+    assert run(line) == 4
+    assert "All measured steps hold one request" in capsys.readouterr().err
+    assert run([*line, "--set", "max_num_seqs=1"]) == 0
+
+
 def test_nothing_is_planned_without_a_fit(in_tmp: Path, capsys: Captured) -> None:
     assert run(["plan", "--fit", "none.fit.json", *LOAD, *LIMITS]) == 3
     assert "error: none.fit.json: no such fit" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def show_serving(plan: ServingPlan) -> Shown:
 def plan_facts(plan: ServingPlan) -> list[tuple[str, str]]:
     facts: dict[str, str] = {}
     if plan.feasible:
-        facts = {"capacity": capacity_text(plan), "margin": _margin(plan), **_one_fewer(plan)}
+        facts = {"capacity": capacity_text(plan), "margin": _margin(plan), **_other_counts(plan)}
     if plan.outcome is not None:
         facts["each replica"] = _load_of_replica(plan, plan.outcome)
     if plan.feasible:
@@ -95,13 +95,18 @@ def _margin(plan: ServingPlan) -> str:
     return f"{slower}; fit error {format_percent(plan.fit_error_pct)}" if plan.fits else slower
 
 
-def _one_fewer(plan: ServingPlan) -> dict[str, str]:
-    fewer = plan.replicas
-    if not fewer.one_fewer:
-        return {}
-    worst = max(fewer.one_fewer, key=lambda each: each.ratio)
-    outcome = "overloaded" if fewer.one_fewer_overloaded else f"{'would do, ' * worst.met}{worst.outcome}"
-    return {count_text((fewer.value or 1) - 1, "replica"): outcome}
+def _other_counts(plan: ServingPlan) -> dict[str, str]:
+    """Return what one replica less does, and one more where the planned ones only likely meet the targets."""
+    fewer, found = plan.replicas, {}
+    if fewer.one_fewer:
+        worst = max(fewer.one_fewer, key=lambda each: each.ratio)
+        outcome = f"{worst.outcome}{', not confirmed' * worst.met}"
+        name = count_text((fewer.value or 1) - 1, "replica")
+        found[name] = "overloaded" if fewer.one_fewer_overloaded else outcome
+    more = next((each for each in plan.effects if each.change == f"{(fewer.value or 0) + 1:,} replicas"), None)
+    if more is not None and plan.promise == "likely":
+        found[more.change] = f"{more.target} {_value(more.unit, more.after)}"
+    return found
 
 
 def capacity_text(plan: ServingPlan) -> str:

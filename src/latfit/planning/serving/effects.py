@@ -23,7 +23,7 @@ def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: b
     setup, settings, load = best.setup, best.setup.settings, evaluator.load
     changed: list[tuple[str, Evaluator, Setup]] = []
     if replicas:
-        changed.append((f"{setup.replicas + 1} replicas", evaluator, replace(setup, replicas=setup.replicas + 1)))
+        changed.append((f"{setup.replicas + 1:,} replicas", evaluator, replace(setup, replicas=setup.replicas + 1)))
     for name, decode, prefill in (("prefill 20 % faster", 1.0, FASTER), ("decode 20 % faster", FASTER, 1.0)):
         costs = scaled_costs(evaluator.costs, decode, prefill)
         changed.append((name, replace(evaluator, costs=costs), setup))

@@ -109,6 +109,9 @@ def plan_serving(
     setup, settings, met = shown.setup, shown.setup.settings, found.best is not None and found.best.met
     states = operating_states(evaluator, settings, setup.replicas, every)
     messages = [*_fit_messages(fits, shown, lengths[0]), *_two_states(states)]
+    if every and space.most_requests <= 1 and "max_num_seqs" not in request.fixed:
+        remedy = "Measure steps of several requests, or plan with --set max_num_seqs=1."
+        messages.append(message("outside_domain", what="All measured steps hold one request", remedy=remedy))
     messages += above_cliffs(every, settings.max_num_seqs, settings.max_num_batched_tokens)
     messages += _load_messages(evaluator, shown) if met else []
     messages += [note(each) for each in _notes(load, request, space, shown)]
@@ -296,14 +299,21 @@ def _per_million(per_hour: float, summary: EngineSummary) -> float:
 
 def _notes(load: Load, request: ServingRequest, space: SearchSpace, shown: Measured) -> list[str]:
     found = [f"KV cache: {request.kv}."] if request.kv else []
-    tops = {"max_num_seqs": (space.most_requests, "requests"), "max_num_batched_tokens": (space.most_tokens, "tokens")}
-    tops = {name: top for name, top in tops.items() if name not in space.fixed and math.isfinite(top[0])}
-    if tops:
+    settings, batch = shown.setup.settings, shown.summary.batch_size["p99"]
+    limits = [
+        ("max_num_seqs", space.most_requests, "requests", batch),
+        ("max_num_batched_tokens", space.most_tokens, "tokens", settings.max_num_batched_tokens),
+    ]
+    limits = [each for each in limits if each[0] not in space.fixed and math.isfinite(each[1])]
+    if limits:
         steps = "nominal" if request.nominal else "measured"
-        most = ", ".join(f"{top:,.0f} {unit}" for top, unit in tops.values())
-        used = {name: getattr(shown.setup.settings, name) / top for name, (top, _) in tops.items()}
-        edge = [f" {name} is {'limited by' if x <= 1 else 'above'} them." for name, x in used.items() if x > 1 / 2]
-        found.append(f"Settings up to the {steps} steps were tried: {most}.{''.join(edge)}")
+        most = ", ".join(f"{top:,.0f} {unit}" for _, top, unit, _ in limits)
+        near = [(name, "limited by" if used <= top else "above") for name, top, _, used in limits if used > top / 2]
+        edge = "".join(f" {name} is {how} them." for name, how in near)
+        found.append(f"Settings up to the {steps} steps were tried: {most}.{edge}")
+    if settings.batching == "continuous" and "batching" not in request.fixed:
+        most = f"{settings.max_num_batched_tokens:,} tokens"
+        found.append(f"Engines carry more here without chunked prefill; a request may have up to {most}.")
     if isinstance(load, RecordedLoad):
         found.append("Recorded arrivals are one course of events: intervals are those of the steps' noise.")
         if load.requests.prefix is not None and request.start.prefix_cache:

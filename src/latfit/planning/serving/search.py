@@ -229,7 +229,7 @@ class Search:
         )
 
     def ascend(self, begun: Setup) -> tuple[EngineSettings, float]:
-        """Return the settings with the highest feasible load, and that load."""
+        """Return the settings with the highest feasible load and the smallest token budget for it, and that load."""
         at, load = begun.settings, self.bracket(begun, 1.0, FIRST)[0]
         for _ in range(ROUNDS):
             before = at
@@ -237,7 +237,14 @@ class Search:
                 at, load = self._better(at, load, axis, begun)
             if at == before:
                 break
-        return at, load
+        budget = AXES[1]
+        less = [each for each in self.space.alternatives(at, budget) if getattr(each, budget) < getattr(at, budget)]
+        found = self.evaluator.measure_sustained(
+            [replace(begun, settings=each) for each in less], load, replications=FIRST
+        )
+        # Of budgets that carry the load the smallest: its steps stall decoding requests for the shortest time.
+        carry = [at, *(each.setup.settings for each in found if each.met)]
+        return min(carry, key=lambda each: each.max_num_batched_tokens), load
 
     def _better(self, at: EngineSettings, load: float, axis: str, begun: Setup) -> tuple[EngineSettings, float]:
         left = [replace(begun, settings=each) for each in self.space.alternatives(at, axis)]
