@@ -14,12 +14,15 @@ from latfit.model.features import SOURCES, Features, decode_only
 from latfit.model.term_model import Expression, Parameter, Separable, Shape, Steps, Term, term
 from latfit.stats import FloatArray
 
+
+def with_prefill(f: Features) -> bool:
+    return not decode_only(f)
+
+
 TAU_0 = term("tau_0", "ms", "fixed cost of a step", lambda S: S**0)
 TAU_B = term("tau_B", "ms/request", "cost of a request", lambda B: B)
 TAU_S = term("tau_S", "ms/token", "cost of a token", lambda S: S)
-TAU_A = term(
-    "tau_A", "ms/token^2", "attention work of prefill, a pair of tokens", lambda A: A, lambda f: not decode_only(f)
-)
+TAU_A = term("tau_A", "ms/token^2", "attention work of prefill, a pair of tokens", lambda A: A, with_prefill)
 KINK = term(
     "b",
     "ms/token",
@@ -50,12 +53,7 @@ HINGE = Separable(
     "hinge",
     "T = tau_0 + tau_B*B + tau_S*S + b*max(S - S_0, 0)",
     (TAU_0, TAU_B, TAU_S, KINK),
-    (
-        Shape(
-            Parameter("S_0", "tokens", "tokens that saturate the hardware", positive=True),
-            _kink_range,
-        ),
-    ),
+    (Shape(Parameter("S_0", "tokens", "tokens that saturate the hardware", positive=True), _kink_range),),
 )
 
 
@@ -175,10 +173,6 @@ def _work_factor(k_b: float, k_s: float, gamma: Sequence[float], steps: Steps) -
     if gamma:
         return growing_work(B, S, k_b, k_s, *gamma)
     return saturation_factor(k_b, B) * saturation_factor(k_s, S)
-
-
-def with_prefill(f: Features) -> bool:
-    return not decode_only(f)
 
 
 TAU_K = term(

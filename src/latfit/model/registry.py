@@ -1,5 +1,7 @@
 """Models by name. `NAME+moe` adds a cost that grows with S and saturates (see `context`)."""
 
+from dataclasses import replace
+
 from latfit.errors import WrongUsage, refuse_taken
 from latfit.model.correction import CORRECTION
 from latfit.model.formulas import CONSTANT, CONTEXT, HINGE, K_E, LINEAR, QUADRATIC, TAU_E, Saturation
@@ -21,18 +23,15 @@ MOE = "+moe"
 
 
 def _with_experts(model: LatencyModel) -> Separable:
-    name, formula = f"{model.name}{MOE}", f"{model.formula} + tau_E*(1 - exp(-k_E*S))"
-    if isinstance(model, Separable):
-        return Separable(
-            name,
-            formula,
-            (*model.terms, TAU_E),
-            (*model.shapes, K_E),
-            model.choices,
-            model.base,
-            model.columns or ("S",),
-        )
-    return Separable(name, formula, (TAU_E,), (K_E,), base=model, columns=model.columns)
+    table = model if isinstance(model, Separable) else Separable("", "", (), base=model, columns=model.columns)
+    return replace(
+        table,
+        name=f"{model.name}{MOE}",
+        formula=f"{model.formula} + tau_E*(1 - exp(-k_E*S))",
+        terms=(*table.terms, TAU_E),
+        shapes=(*table.shapes, K_E),
+        columns=table.columns or ("S",),
+    )
 
 
 BUILT_IN: tuple[LatencyModel, ...] = (*_PLAIN, _with_experts(CONSTANT))  # whose terms the engine simulator compiles

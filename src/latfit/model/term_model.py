@@ -259,41 +259,23 @@ def _used(coefficients: FloatArray) -> list[bool]:
 
 NEVER_HELD = ("tau_0", "tau_B", "tau_S")  # zero for tau_S would be a claim where only tau_B + tau_S is identifiable
 
-SAMPLE_ROWS = 500
 MIN_NEW_SHARE = 1e-5  # of a column's length outside the span of those before it; less is rounding
 
 
 def _independent(base: FloatArray, own: FloatArray) -> list[bool]:
     """Return which columns of `own` (n, m) are no combination of `base` (n, k) and the independent ones before them."""
-    X, first = _unit(np.concatenate([base, own], axis=1)), base.shape[1]
-    few = X[:: max(len(X) // SAMPLE_ROWS, 1)]
-    kept = _new_columns(few, first)
-    # Columns that some rows show to be independent are so; the others may be a combination on these rows only.
-    if len(few) < len(X) and not all(kept):
-        basis = [*range(first), *(first + i for i, is_new in enumerate(kept) if is_new)]
-        rest = [first + i for i, is_new in enumerate(kept) if not is_new]
-        combination = np.linalg.lstsq(few[:, basis], few[:, rest], rcond=None)[0]
-        if np.any(np.linalg.norm(X[:, rest] - X[:, basis] @ combination, axis=0) > MIN_NEW_SHARE):
-            return _new_columns(X, first)
-    return kept
-
-
-def _new_columns(X: FloatArray, first: int) -> list[bool]:
-    """Return which columns of X (n, m) from `first` on are no combination of those before."""
-    # The triangle has the inner products of the columns, and few rows.
-    together = np.asarray(np.linalg.qr(_unit(X), mode="r"))
-    directions = np.linalg.qr(together[:, :first])[0]
-    kept = []
-    for column in together[:, first:].T:
+    X = np.concatenate([base, own], axis=1)
+    size = np.linalg.norm(X, axis=0)
+    X = X / np.where(size > 0, size, 1.0)
+    # A root of the inner products has the columns' lengths and angles, and few rows.
+    values, vectors = np.linalg.eigh(X.T @ X)
+    root = np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T
+    kept, directions = [], np.empty((len(root), 0))
+    for column in root.T:
         rest = column - directions @ (directions.T @ column)
         rest = rest - directions @ (directions.T @ rest)
-        size = float(np.linalg.norm(rest))
-        kept.append(size > MIN_NEW_SHARE)
+        new = float(np.linalg.norm(rest))
+        kept.append(new > MIN_NEW_SHARE)
         if kept[-1]:
-            directions = np.concatenate([directions, (rest / size)[:, None]], axis=1)
-    return kept
-
-
-def _unit(X: FloatArray) -> FloatArray:
-    size = np.linalg.norm(X, axis=0)
-    return np.asarray(X / np.where(size > 0, size, 1.0))
+            directions = np.concatenate([directions, (rest / new)[:, None]], axis=1)
+    return kept[base.shape[1] :]
