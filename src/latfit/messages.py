@@ -312,8 +312,7 @@ TABLE: Mapping[str, Sequence[str]] = {
     ),
     "long_prompts": (
         "outside_measured",
-        "Prompts of up to {longest:,} tokens are computed in chunks; prefill behind more than {measured:,.0f} cached"
-        " tokens was not measured.",
+        "Prompts of up to {longest:,} tokens are computed in chunks; {chunks} were not measured.",
         "Measure such steps, or plan with shorter prompts.",
     ),
     "outside_measured": ("outside_measured", "{what}", "Measure there, or plan for steps that were measured."),

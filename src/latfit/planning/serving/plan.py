@@ -258,7 +258,8 @@ def _fit_messages(named: Mapping[str, FitResult], shown: Measured, prompts: IntA
     longest = int(prompts.max())
     measured = max((fit.domain.get("prefill_context_tokens", (0.0, 0.0))[1] for fit in fits), default=math.inf)
     if longest - settings.max_num_batched_tokens > max(measured, 0):
-        found.append(message("long_prompts", longest=longest, measured=measured))
+        first = f"first {measured:,.0f} tokens" if measured > 0 else "first one"
+        found.append(message("long_prompts", longest=longest, chunks=f"chunks after the {first}"))
     return found
 
 

@@ -162,7 +162,7 @@ def check_fits(requests: Requests, settings: EngineSettings) -> None:
     too_large = np.flatnonzero(-(-most // block) * block > room)
     if len(too_large):
         row = int(too_large[0])
-        tokens = f"{int(requests.prompt_tokens[row]):,} + {int(requests.output_tokens[row]):,} tokens"
-        others = f", as {len(too_large) - 1:,} others" if len(too_large) > 1 else ""
-        found = f"request {row + 1} has {tokens}, more than the KV cache holds ({room:,}){others}"
+        prompt, output = int(requests.prompt_tokens[row]), int(requests.output_tokens[row])
+        found = f"request {row + 1} has {prompt:,} prompt and {output:,} output tokens, more than the KV cache holds"
+        found += f" ({room:,}); {len(too_large):,} of {len(requests):,} requests do not fit"
         raise BadInput(found, where="requests", remedy="Give more --kv-blocks, or leave such requests out.")
