@@ -5,9 +5,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from msgspec import field
 
 from latfit.records import Number, Record
+from latfit.stats import IntArray
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 STATISTICS = ("mean", *PERCENTILES)
@@ -67,6 +69,15 @@ def times_of(found: Mapping[str, Interval], *, only_known: bool = False) -> Time
         name: None if only_known and math.isnan(each.low) else (each.low, each.high) for name, each in found.items()
     }
     return Times(**{name: each.value for name, each in found.items()}, ci=Confidence(**spans))
+
+
+def size_percentiles(counts: IntArray) -> dict[str, float]:
+    """Return percentiles of batch sizes, of which counts[b] have b requests; NaN without any."""
+    reached = np.cumsum(counts)
+    return {
+        name: float(np.searchsorted(reached, math.ceil(p * reached[-1] - 1e-9))) if reached[-1] else math.nan
+        for name, p in PERCENTILES.items()
+    }
 
 
 class EngineSummary(Record, frozen=True):

@@ -14,7 +14,7 @@ from latfit.simulation import p99_difference
 from latfit.simulation.policies.estimate import BatchErrors, Length, Summary, grows, reach_in
 from latfit.simulation.policies.run import Options, one_replication, simulate
 from latfit.simulation.policies.service import System, table_path
-from latfit.stats import FloatArray
+from latfit.stats import FloatArray, student_quantile
 from latfit.workload.arrivals import Piecewise, Poisson
 from latfit.workload.load import OpenLoad
 from tests.oracle.checked import check
@@ -54,8 +54,11 @@ class TestStandardError:
         found = [errors_of(autoregressive(phi, n, seed)) for seed in range(10)]
         truth = math.sqrt((1 + phi) / (1 - phi) / n)
         # Each from 20 batches or more: 16 % of it, of ten together 5 %.
-        assert np.mean([each.standard_error()[0] for each in found]) == pytest.approx(truth, rel=0.17)
-        assert all(each.standard_error()[1] >= 20 and each.needed <= n for each in found)
+        halves = [each.half_width() for each in found]
+        errors = [half / student_quantile(batches - 1, 0.975) for half, batches in halves]
+        assert np.mean(errors) == pytest.approx(truth, rel=0.17)
+        assert all(batches >= 20 for _, batches in halves)
+        assert all(each.needed <= n for each in found)
 
 
 class TestCoverage:

@@ -11,8 +11,7 @@ from latfit.errors import WrongUsage
 from latfit.files import dumps
 from latfit.policies import policy as policies
 from latfit.policies.policy import Limits, Policy
-from latfit.simulation.policies.event_loop import AREA
-from latfit.simulation.policies.replication import draw, run
+from latfit.simulation.policies.replication import draw
 from latfit.simulation.policies.result import p99_difference
 from latfit.simulation.policies.run import Options, simulate
 from latfit.simulation.policies.service import System, linear_path, table_path
@@ -70,13 +69,6 @@ class TestInvariants:
         result = simulate(GREEDY, MM1, LOAD, Options(200_000))
         assert result.in_system.mean == pytest.approx(0.3 * result.latency["mean"].value, rel=0.02)
         assert result.in_system.mean == pytest.approx(1.5, rel=0.05)
-
-    def test_the_number_in_system_is_the_sum_of_times_in_it(self) -> None:
-        """Little's law for a finite run, without any assumption."""
-        system, policy, streams = System(GPU, AMX), policies.cutoff(4.0, Limits(64, 1)), Streams(1)
-        found = run(policy, system, draw(OpenLoad(Poisson(0.4)), 5000, 0.1, system, streams), streams)
-        assert found.out is not None
-        assert found.out.clocks[AREA] == pytest.approx(float(found.response_ms.sum()), rel=1e-9)
 
     def test_memory_is_flat(self) -> None:
         """Ten million requests are to fit into a GiB, so 100 bytes a request; replications do not add up."""

@@ -33,24 +33,19 @@ DEFAULT, ASSUMED, OBSERVED, GIVEN = "vLLM's default", "assumed", "observed", "gi
 """Origins of a value that no source reports, of one that is counted in the steps, and of one that an option names."""
 UNNAMED = (ASSUMED, DEFAULT)
 UNLIMITED = 50_000_000  # KV blocks of an engine whose cache size no source reports
+SAME_NAME = (
+    "kv_blocks", "max_num_seqs", "max_num_batched_tokens", "block_size", "long_prefill_token_threshold", "start_at",
+)  # fmt: skip
 USUAL_SETTINGS: Mapping[str, Any] = {
-    "kv_blocks": UNLIMITED,
-    "max_num_seqs": 256,
-    "max_num_batched_tokens": 2048,
-    "block_size": 16,
-    "long_prefill_token_threshold": 0,
+    **{name: getattr(EngineSettings(kv_blocks=UNLIMITED), name) for name in SAME_NAME},
     "synchronous": False,
-    "start_at": 1,
     "swap": None,
     "prefix_hit_rate": 0.0,
     "draft_tokens": 0,
-    "acceptance": 0.7,
+    "acceptance": Speculation().acceptance,
     "draft_cost": None,
 }
 """Defaults of an engine's settings, by the names of options."""
-SAME_NAME = (
-    "max_num_seqs", "max_num_batched_tokens", "kv_blocks", "block_size", "long_prefill_token_threshold", "start_at",
-)  # fmt: skip
 MAX_FILES = 2  # in the line on where settings come from
 
 

@@ -22,6 +22,7 @@ from latfit.simulation.summary import (
     ClassOutcome,
     EngineSummary,
     Interval,
+    size_percentiles,
     times_of,
 )
 from latfit.stats import FloatArray, student_quantile
@@ -161,8 +162,6 @@ def summarise(
     means: dict[str, Any] = {name: float(np.mean([each[name] for each in singles])) for name in MEANS}
     counts: dict[str, Any] = {name: int(sum(getattr(run.counters, name) for run in runs)) for name in COUNTERS}
     pooled: dict[str, Any] = {name: times_of(statistics(parts), only_known=True) for name, parts in times.items()}
-    reached = np.cumsum(np.sum([run.batch_sizes for run in runs], axis=0))
-    sizes = {name: np.searchsorted(reached, math.ceil(p * reached[-1] - 1e-9)) for name, p in PERCENTILES.items()}
     return EngineSummary(
         requests=sum(len(run.requests) for run in runs),
         replications=len(runs),
@@ -170,7 +169,7 @@ def summarise(
         itl={name: float(np.mean([run.itl[name] for run in runs])) for name in (*STATISTICS, "max")},
         **means,
         busy={"engine": float(np.mean([each["utilisation"] for each in singles]))},
-        batch_size={name: float(size) for name, size in sizes.items()},
+        batch_size=size_percentiles(np.sum([run.batch_sizes for run in runs], axis=0)),
         by_class=by_class,
         **counts,
         stable=bool(runs[0].users) or not grows(runs),

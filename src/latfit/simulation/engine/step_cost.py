@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.compiled import entry, inner, mixed, rare, uncached
+from latfit.compiled import entry, first_beyond, inner, mixed, rare, uncached
 from latfit.errors import FitNotUsable, WrongUsage
 from latfit.model import (
     BUILT_IN,
@@ -263,16 +263,9 @@ def _along(t: Table, row: int, axis: int, amount: float) -> tuple[int, float]:
     count = t.counts[row, axis]
     if count == 0:
         return 0, 0.0
-    x = np.log1p(amount)
-    low, high = 0, count - 1
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if t.nodes[row, axis, middle] <= x:
-            low = middle
-        else:
-            high = middle
-    start = t.nodes[row, axis, low]
-    return low, min(max((x - start) / (t.nodes[row, axis, low + 1] - start), 0.0), 1.0)
+    x, nodes = np.log1p(amount), t.nodes[row, axis]
+    low = first_beyond(nodes, 1, count - 1, x) - 1
+    return low, min(max((x - nodes[low]) / (nodes[low + 1] - nodes[low]), 0.0), 1.0)
 
 
 @rare

@@ -129,14 +129,8 @@ class BatchErrors(Record, frozen=True):
         scarce = 0.0 if math.isnan(self.beyond) else LEAST_BATCHES * EXCEEDANCES * self.requests / max(self.beyond, 1)
         return math.ceil(max(LEAST_BATCHES * APART * self.reach, scarce) * (1 - 1e-9))
 
-    @property
-    def forgets_start(self) -> bool:
-        """Whether each replication is much longer than the effect of its empty start."""
-        requests, warm, _ = self.length
-        return requests - warm >= APART * self.reach
-
-    def standard_error(self) -> tuple[float, int]:
-        """Return the standard error and its number of batches; NaN and 0 if too few lie beyond the percentile."""
+    def half_width(self) -> tuple[float, int]:
+        """Return half of the interval and its number of batches; NaN and 0 if too few lie beyond the percentile."""
         beyond = math.inf if math.isnan(self.beyond) else self.beyond
         if beyond < LEAST_BATCHES * EXCEEDANCES or len(self.errors) < 2:
             return math.nan, 0
@@ -144,11 +138,8 @@ class BatchErrors(Record, frozen=True):
         count = min(len(self.errors), max(LEAST_BATCHES, round(min(BATCHES, beyond / EXCEEDANCES, most))))
         groups = np.array([part.sum() for part in np.array_split(np.array(self.errors), count)])
         left = self.reach * count / self.requests
-        return math.sqrt(count / (count - 1) * float(groups @ groups) * (1 + 2 * left)), count
-
-    def half_width(self) -> tuple[float, int]:
-        error, batches = self.standard_error()
-        return student_quantile(batches - 1, 0.5 + LEVEL / 2) * error if batches > 1 else math.nan, batches
+        error = math.sqrt(count / (count - 1) * float(groups @ groups) * (1 + 2 * left))
+        return student_quantile(count - 1, 0.5 + LEVEL / 2) * error, count
 
 
 @dataclass(frozen=True)
@@ -172,8 +163,9 @@ def estimate(summaries: Sequence[Summary], share: float | None) -> tuple[Estimat
         slope = (high - low) / (2 * half) if half > 0 else 0.0 if half == 0 else math.nan
         # A larger share at or below a time means a smaller percentile, hence the sign.
         found = structs.replace(found, errors=[-slope * each for each in found.errors])
-    long = found.requests >= found.needed and (summaries[0].load != STEADY or found.forgets_start)
-    trusted = batches >= LEAST_BATCHES and long and math.isfinite(half)
+    # Each replication of a steady load is to be much longer than the effect of its empty start.
+    forgets = summaries[0].load != STEADY or found.length[0] - found.length[1] >= APART * found.reach
+    trusted = batches >= LEAST_BATCHES and forgets and found.requests >= found.needed and math.isfinite(half)
     return Estimate(value, min(low, value), max(high, value), batches, trusted, found.needed), found
 
 
@@ -199,17 +191,6 @@ def _ends(pool: Histogram, share: float, half: float) -> tuple[float, float]:
         return math.nan, math.nan
     low = pool.value(share - half) if share - half > 0 else 0.0
     return low, pool.value(share + half) if share + half < 1 else math.nan
-
-
-def paired(first: tuple[float, BatchErrors], other: tuple[float, BatchErrors]) -> Interval:
-    """Return the interval of other - first from two values in ms and their errors."""
-    value, (a, b) = other[0] - first[0], (first[1], other[1])
-    # Batches of equal lengths hold the same requests, whose common noise cancels; else the errors are independent.
-    half = math.hypot(a.half_width()[0], b.half_width()[0])
-    if a.length == b.length:
-        fewest, errors = min((a, b), key=lambda each: each.requests), (np.array(b.errors) - a.errors).tolist()
-        half, _ = structs.replace(fewest, errors=errors, reach=max(a.reach, b.reach)).half_width()
-    return Interval(value, value - half, value + half)
 
 
 def reach_in(times: FloatArray) -> float:

@@ -13,7 +13,6 @@ from latfit.policies import codes, decide
 from latfit.simulation.heap import pop, push
 
 ARRIVED, QUEUED, KNOWN, RETURNING, ISSUED, BATCHES, PHASE, MOST, COUNTERS = range(9)
-CLOCK, LAST, AREA, CLOCKS = range(4)
 
 DETERMINISTIC, EXPONENTIAL, EMPIRICAL = range(3)  # distributions of the service time around its typical value
 
@@ -40,7 +39,7 @@ class Machine(NamedTuple):
     typical: Any  # T (2, Bmax + 1) in ms that the policy sees
     servers: Any  # servers (2,) by path
     kind: Any  # service-time distribution (2,) by path
-    fixed: Any  # constant (2,) added to drawn times, ms
+    fixed: Any  # constant (2,) added to each time, ms
     noise: Any  # noise of both paths if empirical
 
 
@@ -68,16 +67,14 @@ class Out(NamedTuple):
     batch: Any  # number of each request's batch (n,); empty if not requested
     start: Any  # start of each request's batch (n,); empty if not requested
     counters: Any
-    clocks: Any
 
 
 @inner
-def admit(arrive, class_id, slices, sending, clocks, limits):  # type: ignore[no-untyped-def]
+def admit(arrive, class_id, slices, sending, q, limits):  # type: ignore[no-untyped-def]
     """Queue arrivals up to a moment, or until `at` requests wait; return the time reached."""
     returns, sent = sending
-    q, t = clocks
     moment, at = limits
-    i, waiting, last, area = q[ARRIVED], q[QUEUED], t[LAST], t[AREA]
+    i, waiting = q[ARRIVED], q[QUEUED]
     while i < q[KNOWN] or q[RETURNING] > 0:
         now = sent[returns[0]] if q[RETURNING] > 0 else arrive[i]
         if now > moment:
@@ -86,23 +83,13 @@ def admit(arrive, class_id, slices, sending, clocks, limits):  # type: ignore[no
             arrive[i] = now
             pop(returns, q, RETURNING, sent)
             q[KNOWN] += 1
-        area += waiting * (now - last)
-        last = now
         slices[END, class_id[i] if len(class_id) > 0 else 0] += 1
         i += 1
         waiting += 1
         if waiting >= at:
             moment = now
-    q[ARRIVED], q[QUEUED], t[LAST], t[AREA] = i, waiting, last, area
+    q[ARRIVED], q[QUEUED] = i, waiting
     return moment
-
-
-@inner
-def pass_time(q, t, moment):  # type: ignore[no-untyped-def]
-    waiting = q[QUEUED]
-    t[AREA] += waiting * (moment - t[LAST])
-    t[CLOCK] = t[LAST] = moment
-    q[MOST] = max(q[MOST], waiting)
 
 
 @inner
@@ -173,13 +160,16 @@ def send_next(returns, sent, q, idle_from):  # type: ignore[no-untyped-def]
 
 @entry
 def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-untyped-def]
-    """Run until all requests are served or the policy waits forever; `rngs` has a generator for each path."""
+    """Run until all requests are served or the policy waits forever; return the time of the last decision.
+
+    rngs: a generator for each path.
+    """
     # Unpacked once: each tuple access in the loop would count a reference.
     arrive, class_id, deadlines, warm = load.arrive, load.class_id, load.deadlines, load.warm
     typical, kind, fixed, noise = machine.typical, machine.kind, machine.fixed, machine.noise
     times, grid, tokens = machine.times, machine.grid, load.tokens
     code, p, ageing = rule.code, rule.parameters, rule.ageing
-    q, t, busy, sizes = out.counters, out.clocks, out.busy, out.sizes
+    q, busy, sizes = out.counters, out.busy, out.sizes
     served = (out.response, out.path, out.batch, out.start)
     n, users, slices = len(arrive), load.users, scratch.slices
     members, view, returns, sent = scratch.members, scratch.seen, scratch.returns, scratch.sent
@@ -187,14 +177,15 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
     q[KNOWN] = 0 if users > 0 else n
     for _ in range(min(users, n)):
         send_next(returns, sent, q, 0.0)
-    until, at = np.inf, 1
+    now, until, at = 0.0, np.inf, 1
     while True:
-        moment = min(until, _next_free(paths, t[CLOCK]))
-        moment = admit(arrive, class_id, slices, (returns, sent), (q, t), (moment, at))
+        moment = min(until, _next_free(paths, now))
+        moment = admit(arrive, class_id, slices, (returns, sent), q, (moment, at))
         if moment == np.inf:
-            break
+            return now
         _mark(arrive, warm, paths, q, busy)
-        pass_time(q, t, moment)
+        now = moment
+        q[MOST] = max(q[MOST], q[QUEUED])
         while True:
             observe(arrive, deadlines, queue, paths, q, view)
             view[codes.NOW] = moment
@@ -211,9 +202,8 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
                     lasts = -lasts * np.log1p(-u)
                 else:
                     lasts = drawn_step_ms(noise, noise.group[path, take], lasts, u)
-                lasts = fixed[path] + lasts
+            lasts += fixed[path]
             ends = _occupy(paths, busy, path, moment, lasts)
-            t[AREA] += take * lasts
             _answer(arrive, served, members, take, (path, q[BATCHES], moment, ends))
             for _ in range(min(take, n - q[ISSUED]) if users > 0 else 0):
                 send_next(returns, sent, q, ends)
@@ -221,7 +211,7 @@ def serve_requests(load, machine, rule, rngs, scratch, out):  # type: ignore[no-
             if q[PHASE] == MEASURING:
                 sizes[path, take] += 1
         if q[QUEUED] == 0 and q[ARRIVED] == q[KNOWN] and q[RETURNING] == 0:
-            break
+            return now
 
 
 @inner

@@ -11,26 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.compiled import compiled
 from latfit.errors import BadInput, refuse
 from latfit.files import write_text
 from latfit.policies import Policy, codes
-from latfit.simulation.policies.event_loop import (
-    AREA,
-    CLOCKS,
-    COUNTERS,
-    DRAINING,
-    KNOWN,
-    LAST,
-    MOST,
-    PHASE,
-    Load,
-    Machine,
-    Out,
-    Rule,
-    Scratch,
-    serve_requests,
-)
+from latfit.simulation.policies import event_loop as core
+from latfit.simulation.policies.event_loop import Load, Machine
 from latfit.simulation.policies.service import System
 from latfit.stats import FloatArray
 from latfit.workload import (
@@ -62,7 +47,7 @@ class Replication:
     throughput: float
     most_waiting: int
     mean_in_system: float
-    out: Out | None = None  # arrays of the core; None for a run of a real system
+    out: core.Out | None = None  # arrays of the core; None for a run of a real system
 
 
 def draw(load: AnyLoad, requests: int, warmup: float, system: System, streams: Streams) -> Load:
@@ -97,39 +82,39 @@ def run(policy: Policy, system: System, load: Load, streams: Streams, *, log: bo
     machine = system.tables
     n = len(load.arrive)
     kept = n if log else 0
-    out = Out(
+    out = core.Out(
         response=np.full(n, math.nan),
         path=np.full(n, -1, np.int8),
         sizes=np.zeros((2, machine.typical.shape[1]), np.int64),
         busy=np.zeros((3, 2)),
         batch=np.full(kept, -1, np.int64),
         start=np.full(kept, math.nan),
-        counters=np.zeros(COUNTERS, np.int64),
-        clocks=np.zeros(CLOCKS),
+        counters=np.zeros(core.COUNTERS, np.int64),
     )
-    ageing = float(policy.ageing_ms)
-    rule = Rule(int(policy.code), np.ascontiguousarray(policy.parameters, dtype=np.float64), ageing)
+    parameters = np.ascontiguousarray(policy.parameters, dtype=np.float64)
+    rule = core.Rule(int(policy.code), parameters, float(policy.ageing_ms))
     rngs = tuple(streams.generator(SERVICE, path) for path in range(2))
-    serve_requests(load, machine, rule, rngs, _scratch(load, machine), out)
-    issued = int(out.counters[KNOWN]) if load.users else n
-    arrive, response = load.arrive[:issued], out.response[:issued]
+    decided = core.serve_requests(load, machine, rule, rngs, _scratch(load, machine), out)
+    issued = int(out.counters[core.KNOWN]) if load.users else n
+    arrive, response, path = load.arrive[:issued], out.response[:issued], out.path[:issued]
     span, busy = _span(load, out, issued)
-    ended, begin = float(out.clocks[LAST]), load.arrive[load.warm]
-    total, done = _account(arrive, response, begin, begin + span)
-    mean = total / max(issued, 1)
+    ended, begin, ends = max(float(decided), float(arrive[-1])), load.arrive[load.warm], arrive + response
+    total = float(np.nansum(response))
+    mean = total / issued
     seldom = f"requests come so seldom that at {ended:.3g} ms a response of {mean:.3g} ms is below rounding"
     too_fine = bool(mean > 0 and np.spacing(ended) > FINEST * mean)
     refuse(too_fine, seldom, "--rate", "Raise the rate, or simulate fewer --requests.")
+    in_system = total + float(np.sum(ended - arrive[path < 0]))
     return Replication(
         arrive,
         response,
-        out.path[:issued],
+        path,
         out.sizes,
         busy / np.maximum(machine.servers, 1) / span if span > 0 else busy * math.nan,
         load,
-        done / span if span > 0 else math.nan,
-        int(out.counters[MOST]),
-        float(out.clocks[AREA]) / ended if ended > 0 else math.nan,
+        np.count_nonzero((ends > begin) & (ends <= begin + span)) / span if span > 0 else math.nan,
+        int(out.counters[core.MOST]),
+        in_system / ended if ended > 0 else math.nan,
         out,
     )
 
@@ -182,7 +167,7 @@ def check_paths(policy: Policy, system: System) -> None:
         refuse(batch > path.largest, found, "--set max_batch", "Make the policy for what the path can take.")
 
 
-def _scratch(load: Load, machine: Machine) -> Scratch:
+def _scratch(load: Load, machine: Machine) -> core.Scratch:
     servers, ids, n = machine.servers, load.class_id, len(load.arrive)
     line, starts = np.arange(n, dtype=np.int32), np.zeros(1, np.int64)
     if len(ids):
@@ -191,7 +176,7 @@ def _scratch(load: Load, machine: Machine) -> Scratch:
     free = np.full((2, max(1, int(servers.max()))), math.inf)
     for path in range(2):
         free[path, : servers[path]] = 0.0
-    return Scratch(
+    return core.Scratch(
         free=free,
         members=np.zeros(machine.typical.shape[1], np.int64),
         seen=np.zeros(codes.VIEW + free.size),
@@ -202,22 +187,11 @@ def _scratch(load: Load, machine: Machine) -> Scratch:
     )
 
 
-def _span(load: Load, out: Out, issued: int) -> tuple[float, FloatArray]:
-    reached = int(out.counters[PHASE])
+def _span(load: Load, out: core.Out, issued: int) -> tuple[float, FloatArray]:
     if issued <= load.warm:
         return 0.0, np.zeros(2)
-    end = out.busy[2] if reached == DRAINING else out.busy[0]
+    end = out.busy[2] if out.counters[core.PHASE] == core.DRAINING else out.busy[0]
     return float(load.arrive[issued - 1] - load.arrive[load.warm]), end - out.busy[1]
-
-
-@compiled
-def _account(arrive: Any, response: Any, begin: float, end: float) -> tuple[float, int]:
-    total, done = 0.0, 0
-    for i in range(len(arrive)):
-        if response[i] == response[i]:
-            total += response[i]
-            done += begin < arrive[i] + response[i] <= end
-    return total, done
 
 
 ORDER = ("ends", "arrives", "starts")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from msgspec import UNSET, UnsetType, field
+from msgspec import UNSET, UnsetType, field, structs
 
 from latfit.histogram import pooled
 from latfit.policies import Policy
@@ -21,12 +21,11 @@ from latfit.simulation.policies.estimate import (
     describe,
     estimate,
     grows,
-    paired,
     summarise,
 )
 from latfit.simulation.policies.replication import Replication
 from latfit.simulation.policies.service import System
-from latfit.simulation.summary import PERCENTILES, STATISTICS, Interval, Times, times_of
+from latfit.simulation.summary import PERCENTILES, STATISTICS, Interval, Times, size_percentiles, times_of
 from latfit.units import format_rate
 
 MS_PER_S = 1000.0
@@ -109,9 +108,16 @@ class SimResult(Record, frozen=True):
 
 def p99_difference(base: SimResult, other: SimResult) -> Interval | None:
     """Return p99 of another run less that of a base, ms; None if either is unstable."""
-    if not base.stable or not other.stable or base.p99_error is None or other.p99_error is None:
+    a, b = base.p99_error, other.p99_error
+    if not base.stable or not other.stable or a is None or b is None:
         return None
-    return paired((base.latency["p99"].value, base.p99_error), (other.latency["p99"].value, other.p99_error))
+    # Batches of equal lengths hold the same requests, whose common noise cancels; else the errors are independent.
+    half = math.hypot(a.half_width()[0], b.half_width()[0])
+    if a.length == b.length:
+        fewest, errors = min((a, b), key=lambda each: each.requests), (np.array(b.errors) - a.errors).tolist()
+        half, _ = structs.replace(fewest, errors=errors, reach=max(a.reach, b.reach)).half_width()
+    value = other.latency.p99 - base.latency.p99
+    return Interval(value, value - half, value + half)
 
 
 def make_result(
@@ -168,7 +174,7 @@ def make_result(
         utilisation={name: float(busy[i]) for i, name in paths},
         share={name: float(served[i] / max(1, served.sum())) for i, name in paths},
         slo_attainment=total("met") / counted if counted and summaries[0].met is not None else None,
-        batch_size=_batch_sizes(total("sizes")),
+        batch_size=size_percentiles(total("sizes").sum(axis=0)),
         in_system=InSystem(float(mean("mean_in_system")), max(each.most_waiting for each in summaries)),
         unserved=unserved,
         replications=len(summaries),
@@ -194,14 +200,6 @@ def measured_result(policy: Policy, system: System, served: Replication) -> SimR
     span = float(served.arrive_ms[-1] - served.arrive_ms[warm]) if n > warm + 1 else math.nan
     rate = (n - warm - 1) / span if span > 0 else math.nan
     return make_result(policy, system, [summarise(served, Length(n, warm, 1))], rate)
-
-
-def _batch_sizes(sizes: Any) -> dict[str, float]:
-    counts = np.cumsum(sizes.sum(axis=0))
-    return {
-        name: float(np.searchsorted(counts, math.ceil(p * counts[-1] - 1e-9))) if counts[-1] else math.nan
-        for name, p in PERCENTILES.items()
-    }
 
 
 def _too_short(summaries: Sequence[Summary], latency: Mapping[str, Estimate], *, free: bool) -> list[str]:

@@ -92,8 +92,6 @@ class System:
             servers[i] = path.servers
             kind[i] = EXPONENTIAL if path.exponential else DETERMINISTIC if path.noise is None else EMPIRICAL
             fixed[i] = path.fixed_ms
-            if kind[i] == DETERMINISTIC:
-                times[i] += path.fixed_ms
         noise = noise_table([path.noise for path in self.paths], largest)
         return Machine(times, grid, typical, servers, kind, fixed, noise)
 
