@@ -217,8 +217,7 @@ TABLE: Mapping[str, Sequence[str]] = {
     ),
     "unclear_pauses": (
         "outliers",
-        "{path}: {pauses:,.0f} measured pauses (up to {longest:ms}) do not show whether they {open}; the plan takes"
-        " what is worse for each step.",
+        "{path}: {pauses} (up to {longest:ms}), too few to show what pauses depend on; the plan assumes the worst.",
         "Measure more steps, at sizes that differ more.",
     ),
     "left_out": ("outliers", "{what}", "Correct these rows, or leave them out."),

@@ -25,6 +25,7 @@ BYTES_PER_UNIT: Mapping[str, int] = {
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
 }  # `GB` is 10⁹ bytes and `GiB` 2³⁰ (IEC 80000-13); nvidia-smi and engines print MiB and GiB
 
+_NUMBER_AND_UNIT = re.compile(r"(\d) (%|(?:ns|µs|ms|s|min|h|req/s)\b)")
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*(/?\s*[a-zA-Zµμ]+)\s*")
 _NOTHING = re.compile(rf"\s*0+(?:\.0*)?\s*(?:{'|'.join(MS_PER_UNIT)})?\s*")
@@ -74,6 +75,11 @@ def number(value: float | None, digits: int = 4) -> str:
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def unbroken(text: str) -> str:
+    """Return text with no-break spaces between numbers and units."""
+    return _NUMBER_AND_UNIT.sub("\\1\xa0\\2", text)
 
 
 def count_text(count: int, noun: str) -> str:

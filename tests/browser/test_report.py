@@ -54,12 +54,14 @@ REPORT = """<script>
 addEventListener("load", () => parent.postMessage(JSON.stringify((() => {{ {script} }})()), "*"));
 </script>"""
 MEASURE = """
+document.querySelectorAll("details").forEach(each => { each.open = true; });
 const images = [...document.images];
 return {
   images: images.length,
   loaded: images.filter(image => image.complete && image.naturalWidth > 0).length,
   width: document.documentElement.clientWidth,
   content: document.documentElement.scrollWidth,
+  cut: [...document.querySelectorAll(".scroll")].filter(box => box.scrollWidth > box.clientWidth).length,
   answerTop: document.querySelector("h2").getBoundingClientRect().top,
   narrowestImage: Math.min(...images.map(image => image.getBoundingClientRect().width)),
 };
@@ -142,6 +144,7 @@ def test_pictures_load_and_nothing_runs_off_the_side(
     assert found["width"] == width
     assert found["images"] == found["loaded"] == {"report": 5, "simulation": 1}[kind]
     assert found["content"] <= width
+    assert found["cut"] == 0
     assert found["answerTop"] < 300
     assert found["narrowestImage"] > 300
 

@@ -200,6 +200,7 @@ def test_a_cache_computed_from_memory_limits(fitted: Path, in_tmp: Path, capsys:
         (["--rate", "5/s", "--lengths", "300:40", "--e2e", "1s", "--set", "growth=no"], "is no growth"),
         (["--rate", "5/s", "--lengths", "300:40", "--ttft", "p95:1s", "--goodput", "99%"], "percentiles are given"),
         (["--rate", "5/s", "--users", "5", "--lengths", "300:40", "--ttft", "1s"], "contradict"),
+        (["--rate", "5/s", "--lengths", "300:40", "--ttft", "1s", "--gpu-memory", "24GiB"], "Give --model-config"),
         ([], "there is no target"),
     ],
 )
@@ -208,6 +209,11 @@ def test_what_is_refused(arguments: list[str], told: str, fitted: Path, capsys: 
         run(["plan", *(["--fit", str(fitted)] if "--sla" not in arguments[:1] and arguments else []), *arguments]) == 2
     )
     assert told in capsys.readouterr().err
+
+
+def test_a_limit_below_a_request_alone_is_met_by_no_lower_rate(fitted: Path, capsys: Captured) -> None:
+    assert run(["plan", "--fit", str(fitted), *LOAD, "--tpot", "5ms", "--quiet"]) == 5
+    assert "hint: Give wider limits, or faster steps." in capsys.readouterr().err
 
 
 def test_steps_smaller_than_a_chunk_support_no_plan_of_prompts(in_tmp: Path, capsys: Captured) -> None:

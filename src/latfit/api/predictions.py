@@ -110,10 +110,9 @@ def predicted(fit: FitResult, steps: Trace, level: float, context: Any, *, stric
     found = predict(fit, steps, level)
     if strict and found.outside.any():
         reasons = list(dict.fromkeys(why for why in found.why_outside.tolist() if why))
-        raise BadInput(
-            f"{int(found.outside.sum()):,} of {len(steps):,} steps are outside: {'; '.join(reasons[:MAX_REASONS])}",
-            remedy="Ask inside the fit's domain, measure there, or leave out --strict.",
-        )
+        few = "the step is" if len(steps) == 1 else f"{int(found.outside.sum()):,} of {len(steps):,} steps are"
+        remedy = "Ask inside the fit's domain, measure there, or leave out --strict."
+        raise BadInput(f"{few} refused: {'; '.join(reasons[:MAX_REASONS])}", remedy=remedy)
     columns = {
         "B": _whole(steps.floats("B")),
         "S": _whole(steps.floats("S")),
@@ -182,7 +181,8 @@ class Evaluation(Answer):
         same = machine["state"] == "same"
         sure = same and (own is None or found["mape_pct"] <= MUCH_WORSE * own)
         held_out = "" if own is None else f"; held-out error of the fit {format_percent(own)}"
-        error = f"Error {format_percent(found['mape_pct'])} on {found['n']:,} steps{held_out}."
+        fitted = " that were fitted" * (SEEN in scores["notes"])
+        error = f"Error {format_percent(found['mape_pct'])} on {found['n']:,} steps{fitted}{held_out}."
         covered = [
             f"{format_percent(100 * share)} in the {format_percent(100 * float(level))} interval"
             for level, share in scores["interval_coverage"].items()

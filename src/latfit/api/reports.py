@@ -1,5 +1,6 @@
 """`report`: pages of machines and plans; `export`: files of a serving engine."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from latfit.api.hardware import profile_of
 from latfit.api.plans import plan as make_plan
 from latfit.api.quantities import percent, several
 from latfit.api.reading import read
-from latfit.api.request import shared, verb
+from latfit.api.request import shared, typed, verb
 from latfit.api.requests import ExportRequest, PlanRequest, ReportRequest
 from latfit.errors import LatfitError, refuse
 from latfit.exporting import Exported, Wanted, export_plan
@@ -81,7 +82,8 @@ def report(request: ReportRequest) -> Report:
     check_writable(folder / reporting.page.PAGE_NAME)
     making = reporting.layout.Making(command_line(), utc_now())
     result, asked = (None, PlanOptions()) if plan is None else (plan.result, plan.request)
-    made = reporting.page.ReportInput(profile, rows, result, percent(request.percentile), asked, making, notes)
+    again = shlex.join(["latfit", "report", *typed(request, "paths", "out")])
+    made = reporting.page.ReportInput(profile, rows, result, percent(request.percentile), asked, making, notes, again)
     html, *figures = reporting.page.write_report(folder, made)
     return Report(html, figures, notes)
 

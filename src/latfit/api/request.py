@@ -227,6 +227,17 @@ def option_of(request: Any, name: str) -> str:
     return found.option.all_names(name)[0] if found.option else f"--set {name}"
 
 
+def typed(request: Any, *names: str) -> list[str]:
+    """Return those of the fields that were given, as on a command line."""
+    given = [(name, getattr(request, name)) for name in names if name in given_in(request)]
+    plain = [(name, value) for name, value in given if isinstance(value, str | Path | int | float)]
+    return [
+        text
+        for name, value in plain
+        for text in (option_of(type(request), name), f"{value:g}" if isinstance(value, float) else str(value))
+    ]
+
+
 def _differs(value: Any, default: Any) -> bool:
     value, default = (str(each) if isinstance(each, Path) else each for each in (value, default))
     if isinstance(value, str | int | float | list | tuple | dict):

@@ -332,7 +332,7 @@ class EnginePlanRequest(EngineFields, Memory):
     )
     NEEDS = (
         "think: users; start_up: arrivals; arrivals_window: start_up; arrival_process: rate rate_per_s; "
-        "gpu_memory gpu_memory_utilization kv_memory kv_dtype tensor_parallel: model_config"
+        "gpu_memory_utilization kv_memory kv_dtype tensor_parallel: model_config"
     )
     fit: FitOfEngine = None
     rate: RateOf = None

@@ -12,29 +12,15 @@ from msgspec import structs
 
 from latfit import planning, reporting, workload
 from latfit.api.answer import Planned, data_frame
-from latfit.api.engines import (
-    check_one_engine,
-    engine_costs,
-    engine_settings_of,
-    named_settings,
-    with_settings,
-)
+from latfit.api.engines import check_one_engine, engine_costs, engine_settings_of, named_settings, with_settings
 from latfit.api.fits import as_fit
 from latfit.api.hardware import profile_of
 from latfit.api.quantities import duration, percent, rates, transfer as transfers
 from latfit.api.reading import make_load, notes_of
 from latfit.api.request import verb
 from latfit.api.requests import EnginePlanRequest
-from latfit.errors import BadInput, WrongUsage, located
-from latfit.simulation import (
-    FEWEST,
-    Order,
-    Promise,
-    StepCosts,
-    Transfer,
-    scaled_costs,
-    step_costs,
-)
+from latfit.errors import BadInput, WrongUsage, located, refuse
+from latfit.simulation import FEWEST, Order, Promise, StepCosts, Transfer, scaled_costs, step_costs
 from latfit.units import format_ms, format_percent, format_rate, number, parse_bytes
 
 if TYPE_CHECKING:
@@ -278,9 +264,11 @@ def _targets(load: workload.Load, request: EnginePlanRequest) -> planning.Target
 
 def _kv_cache(request: EnginePlanRequest) -> planning.KvCache | None:
     source, kv = request.model_config, request.kv_memory
-    if source is None:
-        return None
     gpu_memory = request.gpu_memory
+    if source is None:
+        remedy = "Give --model-config config.json, or --kv-blocks instead."
+        refuse(gpu_memory is not None, "the KV cache of an unknown model", "--gpu-memory", remedy)
+        return None
     with located(str(source)[:200]):
         return planning.kv_cache_of(
             source if isinstance(source, Mapping) else planning.model_config(Path(source)),

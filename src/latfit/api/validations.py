@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from latfit import reporting, validation
 from latfit.api.answer import Answer, State, WithPage, data_frame
-from latfit.api.engines import (
-    check_one_engine,
-    engine_settings_of,
-    named_settings,
-    order_of,
-    with_settings,
-)
+from latfit.api.engines import check_one_engine, engine_settings_of, named_settings, order_of, with_settings
 from latfit.api.fits import Fit, PhaseFits, as_fit, fit_phases, names_a_fit
 from latfit.api.reading import read, read_timed, recording_of
 from latfit.api.request import given_in, ignored, option_of, verb

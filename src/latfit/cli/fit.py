@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from latfit.api.request import Request, option, shared
+from latfit.api.request import Request, given_in, option, shared
 from latfit.api.requests import FitEachRequest, Hardware, ModelOptions, ReportFolder, Seed
 from latfit.cli.options import OutputOptions, Quiet, read_sources, verb
 from latfit.cli.output import (
@@ -24,17 +24,18 @@ from latfit.cli.output import (
     suggest,
 )
 from latfit.errors import FitNotUsable, WrongUsage
-from latfit.units import parse_duration_ms
+from latfit.units import format_ms, parse_duration_ms
 
 if TYPE_CHECKING:
     from latfit.api import Fit
     from latfit.messages import Message
+    from latfit.model import FitResult
 
 
 ASSUMED_PATH = "gpu"  # steps without a path come from an engine's log, and engines run on GPUs
 MAX_IN_FULL = 2  # fits that are shown one after another; more of them are rows of a table
 MAX_ROWS = 20  # of that table, without --verbose
-SLA_MS, QUICK = 20.0, 0.05  # smallest SLA that is suggested, and the share of steps that meet half of it
+SLA_MS = 20.0  # smallest SLA that is suggested
 
 
 @dataclass(frozen=True)
@@ -131,13 +132,14 @@ def fit(request: FitEachRequest, targets: TargetOptions, output: OutputOptions) 
         note(f"Stopped: {done:,} fits of {len(steps.systems):,} systems are written.", quiet=output.silent)
         raise
     finally:
-        replaced = _enter(list(stored.values()), targets.hardware, force=targets.force)
+        assumed = not {"hardware", "path"} & (given_in(targets) | given_in(request))
+        notes = _enter(list(stored.values()), targets.hardware, force=targets.force, assumed=assumed)
     made = [stored[label] for label in fits]
     if output.json:
         documents = {each.label: each.fit.to_json() for each in made}
         print_json(next(iter(documents.values())) if len(documents) == 1 else {"fits": documents})
     else:
-        _print(made, [*reading_notes(steps), *replaced], targets.hardware, output)
+        _print(made, [*reading_notes(steps), *notes], targets.hardware, output)
     if targets.report is not None:
         from latfit.api import report
 
@@ -145,20 +147,30 @@ def fit(request: FitEachRequest, targets: TargetOptions, output: OutputOptions) 
     _check_usable(made, strict=targets.strict, where=steps.name)
 
 
-def _enter(stored: Sequence[Stored], hardware: Path, *, force: bool) -> Sequence[str]:
-    """Enter usable fits into the profile at once; return what they replaced."""
+def _enter(stored: Sequence[Stored], hardware: Path, *, force: bool, assumed: bool) -> "Sequence[Message | str]":
+    """Enter usable fits into the profile at once; return what they replaced, and which paths another system has.
+
+    assumed: neither the profile nor the path was named, so that a path of another system is no error.
+    """
+    from msgspec.structs import replace
+
     from latfit.hardware import ExecutionPath, add_path
 
     usable = [(each, each.path) for each in stored if each.fit.ok and each.path is not None and each.kept_out is None]
     if not usable:
         return ()
     entered = add_path(hardware, *(ExecutionPath(path, each.fit.result) for each, path in usable), force=force)
+    notes: list[Message | str] = [*entered.replaced]
     for each, path in usable:
         each.kept_out = entered.refused.get(path)
-    return entered.replaced
+        if each.kept_out is not None and assumed:
+            command = f"latfit hardware add NAME {shlex.quote(str(each.file))}"
+            notes.append(replace(each.kept_out, remedy=f"To enter it as another path: {command}"))
+            each.path = each.kept_out = None
+    return notes
 
 
-def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, output: OutputOptions) -> None:
+def _print(stored: Sequence[Stored], notes: "Sequence[Message | str]", hardware: Path, output: OutputOptions) -> None:
     if len(stored) > (MAX_ROWS if output.verbose else MAX_IN_FULL):
         _print_overview(stored, verbose=output.verbose)
     else:
@@ -178,11 +190,13 @@ def _print(stored: Sequence[Stored], notes: Sequence[str], hardware: Path, outpu
     if entered:
         assumed = "" if usable[0].fit.path else " (assumed; --path cpu if it is not)"
         say(f"Wrote {files}; in {hardware} as path{'s' * (', ' in entered)} {entered}{assumed}.")
-        suggest(f"latfit plan --sla {feasible_sla(usable[0].fit)} --hardware {shlex.quote(str(hardware))}")
-    elif any(each.kept_out for each in usable):
+    elif len(usable) == 1 or any(each.kept_out for each in usable):
         say(f"Wrote {files}. Not entered into {hardware}.")
     else:
         say(f"Wrote {files}. Not in {hardware}: name a path for each with --path '{{hardware}}-tp{{tp}}'.")
+    if entered or not any(each.kept_out for each in usable):
+        place = shlex.quote(str(hardware if entered else usable[0].file))
+        suggest(f"latfit plan --sla {feasible_sla(usable[0].fit.result)} --hardware {place}")
 
 
 def _listed(names: Sequence[str], most: int) -> str:
@@ -190,15 +204,12 @@ def _listed(names: Sequence[str], most: int) -> str:
     return ", ".join(different[:most]) + (f" and {len(different) - most:,} more" if len(different) > most else "")
 
 
-def feasible_sla(fit: "Fit", least_ms: float = SLA_MS) -> str:
-    """Return twice the machine's quick steps in round numbers, at least `least_ms`."""
+def feasible_sla(fit: "FitResult", least_ms: float = SLA_MS) -> str:
+    """Return twice the smallest measured step in round numbers, at least `least_ms`."""
     import numpy as np
 
-    from latfit.units import format_ms
-
-    rows = fit.rows()
-    quick_ms = SLA_MS / 2 if rows is None else float(np.quantile(rows["T_ms"], QUICK))
-    wanted_ms = max(least_ms, 2 * quick_ms)
+    smallest_ms = fit.latency_ms(*(np.array([fit.domain[name][0]], dtype=float) for name in "BS"))
+    wanted_ms = max(least_ms, 2 * float(smallest_ms[0]))
     power = 10.0 ** math.floor(math.log10(wanted_ms))
     return format_ms(next(step * power for step in (1, 2, 5, 10) if step * power >= wanted_ms)).replace(" ", "")
 
@@ -266,7 +277,7 @@ def demo(options: DemoOptions) -> None:
     # A busy machine may allow no good fit; the demo continues with it, and its warnings, to the end.
     fitting = [trace, "--hardware", hardware, "--out", fitted, "--seed", seed, "--force", *quietly]
     _do(2, "latfit fit trace.parquet", "fit", *fitting)
-    sla = feasible_sla(Fit.load(fitted), least_ms=0.0)
+    sla = feasible_sla(Fit.load(fitted).result, least_ms=0.0)
     planning = ["--sla", sla, "--hardware", hardware, *quietly]
     _do(3, f"latfit plan --sla {sla}", "plan", *planning, continues=True)
     _do(4, f"latfit report --sla {sla}", "report", *planning, "--out", out)

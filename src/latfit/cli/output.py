@@ -1,7 +1,6 @@
 """Results on stdout, notes on stderr. Without --verbose an answer fits a terminal of 24 lines and 80 columns."""
 
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -13,6 +12,7 @@ import typer
 
 from latfit.cli.terminal import drop_output
 from latfit.errors import printable, silent
+from latfit.units import unbroken
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from latfit.messages import Message
 
 MAX_WARNINGS = 2  # without --verbose
-NUMBER_AND_UNIT = re.compile(r"(\d) (%|(?:ns|µs|ms|s|min|h|req/s)\b)")  # what stays on one line
 COLOURS = {"good": typer.colors.GREEN, "doubt": typer.colors.YELLOW, "bad": typer.colors.RED}
 LABEL_COLOURS = {"error": typer.colors.RED, "warning": typer.colors.YELLOW, "hint": typer.colors.CYAN}
 
@@ -36,7 +35,7 @@ def _coloured(err: bool = False) -> bool:
 def wrapped(text: str, indent: str = "", first: str = "") -> str:
     """Wrap a text at words."""
     whole = textwrap.fill(
-        NUMBER_AND_UNIT.sub("\\1\xa0\\2", text),
+        unbroken(text),
         max(40, shutil.get_terminal_size().columns),
         initial_indent=first,
         subsequent_indent=indent,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latfit.api.quantities import percent
-from latfit.api.request import check, given_in, ignored, option, option_of, with_units
+from latfit.api.request import check, given_in, ignored, option, option_of, typed, with_units
 from latfit.api.requests import (
     AddPathRequest,
     Context,
@@ -17,14 +17,9 @@ from latfit.api.requests import (
     PlanRequest,
     Tokens,
 )
+from latfit.cli.fit import feasible_sla
 from latfit.cli.options import OutputOptions, answer, check_files, group_of_verbs, subverb, verb
-from latfit.cli.output import (
-    note,
-    print_answer,
-    print_json,
-    say,
-    suggest,
-)
+from latfit.cli.output import note, print_answer, print_json, say, suggest
 from latfit.errors import BadInput, SlaOutOfReach, WrongUsage
 
 if TYPE_CHECKING:
@@ -88,7 +83,9 @@ def _plan_engines(
     if not found.feasible:
         asked = {"ttft": request.ttft, "tpot": request.tpot, "sla" if batches.sla else "e2e": request.e2e}
         where = ", ".join(f"--{name}" for name, limit in asked.items() if limit is not None)
-        remedy = f"Give {'more --replicas, ' if request.replicas else ''}wider limits, a lower --rate, or faster steps."
+        tried, more = found.result.replicas.tried, "more --replicas, " if request.replicas else ""
+        less = "" if tried is None else f"{more}a lower --rate, "  # a request alone misses them
+        remedy = f"Give {less}wider limits, or faster steps."
         raise SlaOutOfReach(INFEASIBLE, where=where or None, remedy=remedy)
     found.check_supported("--fit")
 
@@ -111,12 +108,10 @@ def _plan_batches(request: PlanRequest, output: OutputOptions, *, out: Path | No
 
 
 def _suggest_next(found: "Plan", request: PlanRequest, *, has_report: bool) -> None:
-    place = () if str(request.paths) == "hardware.json" else ("--hardware", str(request.paths))
+    place = typed(request, "paths")
     if not request.has_load:
-        load = ["--sla", str(request.sla), "--rate", "500/s"]
-        for name in sorted(given_in(request) & {"percentile", "context", "tokens_per_request", "transfer"}):
-            value = getattr(request, name)
-            load += [option_of(PlanRequest, name), value if isinstance(value, str) else f"{value:g}"]
+        given = typed(request, "context", "percentile", "tokens_per_request", "transfer")
+        load = ["--sla", str(request.sla), "--rate", "500/s", *given]
         if len(paths := found.hardware.paths) == 1 and all(each.fit.knows_prefill for each in paths.values()):
             percentile = percent(request.percentile)
             level = "" if percentile == 99 else f"p{percentile:g}:"
@@ -207,6 +202,8 @@ def show(
     document = {"hardware": str(hardware), "paths": known.described(tokens, context)}
     print_answer(PlainAnswer(document, shown), output)
     if not (output.json or output.verbose):
-        suggest("latfit plan --sla 20ms")
+        again = PlanRequest(hardware, context=context, tokens_per_request=tokens_per_request)
+        sla = ["--sla", feasible_sla(next(iter(paths)).fit), *typed(again, "paths", "context", "tokens_per_request")]
+        suggest(shlex.join(["latfit", "plan", *sla]))
     if tokens_per_request is None:
         note("For decode, one token a request; --tokens-per-request changes that.", quiet=output.silent)

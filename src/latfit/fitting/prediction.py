@@ -53,7 +53,7 @@ def predict(fit: FitResult, steps: Trace, level: float = 0.9) -> Predictions:
     T = typical_ms(fit, steps)
     low, high, levels_of, without, narrower = _interval(fit, steps, T, level, widest=True)
     silent = [text for text in dict.fromkeys(without.tolist()) if text and NO_PREFILL not in text]
-    notes = (*outside_note(fit, steps), *taken(fit, steps), *narrower, *silent)
+    notes = (*narrower, *outside_note(fit, steps), *taken(fit, steps), *silent)
     untested = fit.cross_validation.outside_support is None
     if untested and np.any(fit.outside_support(**_read(fit, steps)) & np.isfinite(high)):
         notes = (*notes, UNTESTED)

@@ -25,7 +25,7 @@ from latfit.planning.result import (
 from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, level_for, levels_for, token_ranges
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
 from latfit.planning.support import above_cliffs, doubtful_steps, how_far, inherited, outside, why_unsupported
-from latfit.units import format_ms
+from latfit.units import count_text, format_ms
 
 
 def make_plan(
@@ -149,11 +149,14 @@ def _step_answer(
     batches = PathLatency(path, 1)
     decode = batches.largest_within(sla_ms, own.decode.at(batches.batches))
     edge = " (the most measured)" if decode == path.fit.largest_batch and not path.nominal else ""
-    decodes = "" if decode is None else f" decodes up to {decode:,} requests{edge}, or"
-    beyond = ", beyond the measured range" if how_far(path, largest) else ""
+    decodes = "" if decode is None else f" decodes up to {count_text(decode, 'request')}{edge}, or"
+    tokens, beyond = (
+        count_text(largest.S_max or 0, "token"),
+        ", beyond the measured range" if how_far(path, largest) else "",
+    )
     answer = (
         f"Within {format_ms(sla_ms)} for {'the typical step' if level is None else f'{level:g} % of steps'},"
-        f" {path.label}{decodes} computes up to {largest.S_max:,} tokens a step (at B={largest.B}{beyond})."
+        f" {path.label}{decodes} computes up to {tokens} a step (at B={largest.B}{beyond})."
     )
     binding = f"latency of a step on {path.label}: one token more than {largest.S_max:,} at B={largest.B} exceeds it"
     return answer, binding

@@ -120,12 +120,8 @@ def few_pauses(label: str, noise: StepNoise, T: float, fewest: int = MIN_PAUSES)
 def unclear_pauses(label: str, pauses: Pauses | None) -> list[Message]:
     if pauses is None or (pauses.length_is_known and pauses.rate_is_known):
         return []
-    questions = [
-        *([] if pauses.length_is_known else ["last a fixed time or grow with the step"]),
-        *([] if pauses.rate_is_known else ["come per step or per second"]),
-    ]
-    about = {"pauses": pauses.independent, "longest": float(pauses.ms.max())}
-    return [message("unclear_pauses", path=label, **about, open=" and whether they ".join(questions))]
+    count = count_text(max(round(pauses.independent), 1), "measured pause")
+    return [message("unclear_pauses", path=label, pauses=count, longest=float(pauses.ms.max()))]
 
 
 def spans_text(spans: Sequence[tuple[float, float]], sla_ms: float) -> str:

@@ -93,10 +93,9 @@ def _draw_sla(axes: Axes, area: Surface, line: SlaLine, dash: str) -> None:
         label += ": all of this" if line.typical_ms >= np.nanmax(area.T_ms) else ": nowhere here"
     axes.plot([], [], color=style.SLA, linewidth=2.6, linestyle=dash, label=label)
     if line.decode is not None:
-        look = {"color": style.SLA, "markeredgecolor": "white", "markersize": 8, "zorder": 5}
-        axes.plot(
-            [line.decode], [line.decode], "D", linestyle="none", label=f"decode alone: B = {line.decode:,}", **look
-        )
+        label, diagonal = f"decode steps (S = B) up to B = {line.decode:,}", [area.B[0], line.decode]
+        look = {"color": style.DECODE, "linewidth": 2.6, "markevery": [1], "markersize": 8, "zorder": 5}
+        axes.plot(diagonal, diagonal, "D-", label=label, markeredgecolor="white", **look)
 
 
 def draw_predicted(axes: Axes, view: FitView) -> None:

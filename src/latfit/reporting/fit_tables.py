@@ -105,15 +105,15 @@ def _interval(estimate: Estimate) -> str:
 def errors(fit: FitResult) -> Table:
     validation = fit.cross_validation
     harder = {
-        "later steps than those that trained": validation.expanding_window,
-        "a region of B and S that did not train": validation.by_region,
-        "more tokens than trained": validation.extrapolation_S,
-        "more requests than trained": validation.extrapolation_B,
+        "later steps": validation.expanding_window,
+        "a region of B and S": validation.by_region,
+        "more tokens": validation.extrapolation_S,
+        "more requests": validation.extrapolation_B,
     }
     rows = [
         (fit.name, fit.metrics, validation.mape_pct),
+        *((f"  {phase} steps", each, None) for phase, each in (fit.diagnostics.regimes or {}).items()),
         *((_BASELINE_NAMES.get(name, name), plain, plain.cv.mape_pct) for name, plain in fit.baselines.items()),
-        *((f"{fit.name}, {phase} steps", each, None) for phase, each in (fit.diagnostics.regimes or {}).items()),
         *((f"held out: {name}", each, None) for name, each in harder.items() if each is not None),
     ]
 

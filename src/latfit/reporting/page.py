@@ -10,16 +10,7 @@ from latfit.planning import Plan, PlanOptions, levels_for, make_plan
 from latfit.reporting import fit_tables, plan_tables
 from latfit.reporting.fit_figures import fit_pictures, why_not_drawn
 from latfit.reporting.fit_tables import describe_path, what_is_known
-from latfit.reporting.layout import (
-    Making,
-    Page,
-    Picture,
-    Rendered,
-    Section,
-    make_slider,
-    render_page,
-    write_page,
-)
+from latfit.reporting.layout import Making, Page, Picture, Rendered, Section, make_slider, render_page, write_page
 from latfit.reporting.plan_figures import plan_pictures
 from latfit.reporting.plan_tables import STATES, engine_line, probability_text
 from latfit.reporting.plot_data import FitView, SlaLine
@@ -33,13 +24,6 @@ SLA_FACTORS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 3.0, 5.0)
 """Positions of the SLA's slider, times the plan's SLA."""
 LOAD_SLA_FACTORS = (0.6, 0.8, 1.0, 1.5, 2.0)  # of a plan for a load, which takes seconds
 RATE_FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
-NO_SLA = Card(
-    "No SLA was requested",
-    "",
-    "Name a latency limit to see which steps meet it.",
-    "open",
-    ["For example `latfit report --sla 20ms`, or with a load `latfit report --sla 20ms --rate 500/s`."],
-)
 LETTERS = (
     "T: latency of a step in ms, B: its requests, S: its tokens; the other letters are in the table of parameters."
 )
@@ -56,6 +40,7 @@ class ReportInput:
     request: PlanOptions = field(default_factory=PlanOptions)  # the rest of the plan's request
     made: Making = field(default_factory=Making)
     notes: Sequence[str] = ()  # on the making of this report
+    command: str = "latfit report"  # makes it again
 
 
 def render(report: ReportInput) -> Rendered:
@@ -82,7 +67,7 @@ def render(report: ReportInput) -> Rendered:
     page = Page(
         f"Step latency {'' if about.startswith('on ') else 'of '}{about}",
         report.made,
-        NO_SLA if plan is None else _card(plan, report.profile),
+        _card_without_sla(report.command) if plan is None else _card(plan, report.profile),
         sliders=[
             make_slider(label, plans, plan, lambda each, at: _card(each, report.profile, at))
             for label, plans in nearby.items()
@@ -119,7 +104,7 @@ def _view(path: ExecutionPath, report: ReportInput) -> FitView:
 def sla_line(path: ExecutionPath, plan: Plan, percentile: float) -> SlaLine:
     """Return the typical latency at which the percentile of steps just meets the SLA."""
     level = levels_for(path, percentile).prefill
-    share = "typical step" if level.percentile is None else f"{level.percentile:g} % of steps"
+    share = "typical step" if level.percentile is None else f"{level.percentile:g} % of steps with prefill"
     decode = plan_tables.decode_limit(plan) if path.name == plan.engines_path else None
     return SlaLine(f"{format_ms(plan.sla_ms)} for {share}", plan.sla_ms / float(level.factors.max()), decode)
 
@@ -133,6 +118,11 @@ def _limits(report: ReportInput, nearby: Mapping[str, Mapping[str, Plan]], pictu
             sentences = [f"No limits for steps of an engine: {plan.unknown['settings']}."]
     tables = [*found, ceilings_table(report.profile)]
     return Section("Limits", "limits", tables, pictures, sentences, notes=[] if plan is None else plan.notes)
+
+
+def _card_without_sla(command: str) -> Card:
+    sentence = "Name a latency limit to see which steps meet it."
+    return Card("No SLA was requested", "", sentence, "open", [f"For example `{command} --sla 20ms`."])
 
 
 def _card(plan: Plan, profile: HardwareProfile, at: str = "") -> Card:

@@ -234,7 +234,7 @@ def choices_table(settings: Settings) -> Table:
     best = settings.max_num_batched_tokens
     return make_table(
         "Settings that leave room for prefill in each step (* recommended)",
-        settings.choices,
+        sorted(settings.choices, key=lambda row: row.max_num_seqs),
         ("max_num_seqs", lambda row: count(row.max_num_seqs) + " *" * (row.max_num_batched_tokens == best)),
         ("max_num_batched_tokens", "max_num_batched_tokens", count),
         (f"TTFT of {settings.prompt_tokens:,} tokens", "ttft_ms", format_ms),

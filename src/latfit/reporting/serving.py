@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from latfit.engines import engine_key
 from latfit.exporting import start_line, vllm_flags
-from latfit.planning import CONFIRMED, MOST_SLOWER, Effect, PlannedEngines, ServingPlan, Stall, Stalls
+from latfit.planning import CONFIRMED, MOST_SLOWER, Effect, PlannedEngines, Reached, ServingPlan, Stall, Stalls
 from latfit.reporting.plan_tables import STATES, probability_text
 from latfit.reporting.simulation_tables import STATISTICS, times_table
 from latfit.reporting.table import (
@@ -249,7 +249,7 @@ def serving_page(
         made,
         _card(plan),
         [layout.make_slider(label, plans, plan, _card) for label, plans in nearby.items()],
-        effect_bars(plan.effects),
+        effect_bars(plan.effects, plan.targets),
         plan.effects[0].target if plan.effects else "",
         pictures,
         [*_how_sure(plan), *assumed],
@@ -259,7 +259,10 @@ def serving_page(
     return layout.render_page(page)
 
 
-def effect_bars(effects: Sequence[Effect]) -> list[Bar]:
+def effect_bars(effects: Sequence[Effect], targets: Sequence[Reached]) -> list[Bar]:
+    """Return bars of the effects that leave the interval of their target."""
+    noise = {each.name: each for each in targets}
+    effects = [each for each in effects if not noise[each.target].low <= each.after <= noise[each.target].high]
     values = [("unchanged", each.before) for each in effects[:1]] + [(each.change, each.after) for each in effects]
     return make_bars(values, lambda value: _value(effects[0].unit, value))
 

@@ -16,11 +16,11 @@ from latfit.units import format_ms, format_percent, format_rate, number
 
 MAX_REGIONS = 3  # named in a verdict
 VERDICTS = {
-    "unclear": "not confirmed to be as fast as",
-    "slower": "slower than",
-    "slower within tolerance": "slower within the tolerance than",
-    "faster": "faster than",
-    "as fast": "as fast as",
+    "unclear": "may be slower than",
+    "slower": "is slower than",
+    "slower within tolerance": "is slower within the tolerance than",
+    "faster": "is faster than",
+    "as fast": "is as fast as",
 }
 MIN_HOST_SHARE = 0.05  # of T; below it the host's time is not reported
 
@@ -191,7 +191,7 @@ def comparison_sentence(found: Compared) -> str:
         both = f"{found.name} and {found.baseline} are one start each"
         return f"Not separable: {'slower' if slower else 'faster'} in {where}. {both}: the machine may cause it."
     named = f" in {where}" if found.verdict in ("slower", "faster") else ""
-    return f"{found.name} is {VERDICTS[found.verdict]} {found.baseline}{named}."
+    return f"{found.name} {VERDICTS[found.verdict]} {found.baseline}{named}."
 
 
 def comparison_basis(found: Compared, tolerance_pct: float) -> str:

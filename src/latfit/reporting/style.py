@@ -14,11 +14,12 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from latfit.reporting.table import shorthand
 from latfit.stats import FloatArray
+from latfit.units import unbroken
 
 INK = "#1b2733"
 FAINT = "#6b7785"
 GRID = "#e3e8ee"
-SLA = "#c2003d"
+SLA, DECODE = "#c2003d", "#7a1fa2"
 
 PHASE_COLOURS: Mapping[str, str] = {
     "decode": "#0072b2",
@@ -56,7 +57,7 @@ def title_of(figure: Figure) -> str:
 
 
 def dress(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(textwrap.fill(title, 50), loc="left", fontsize=11, fontweight="bold", color=INK, pad=8)
+    axes.set_title(textwrap.fill(unbroken(title), 50), loc="left", fontsize=11, fontweight="bold", color=INK, pad=8)
     axes.set_xlabel(x, fontsize=10, color=INK)
     axes.set_ylabel(y, fontsize=10, color=INK)
     axes.tick_params(labelsize=9.5, colors=INK, length=3)

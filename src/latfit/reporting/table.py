@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from latfit.errors import printable
 from latfit.messages import Message
-from latfit.units import format_ms, format_percent, number
+from latfit.units import format_ms, format_percent, number, unbroken
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,10 +29,9 @@ CARD_DPI = 110
 MAX_CARD_ROWS = 8  # a longer table hides the figure of a card
 MIN_WORD_COLUMN = 12  # letters that a column of words keeps on a narrow terminal
 WIDEST = 1000
-BROAD = 4  # columns above which a table takes the page's whole width
+BROAD = 3  # columns above which a table takes the page's whole width
 
 _OPTION = re.compile(r"--[a-z][\w-]*")  # no line ends in it
-_QUANTITY = re.compile(r"(\d) (%|ms\b|s\b|µs\b)")
 
 
 @dataclass(frozen=True)
@@ -142,12 +141,11 @@ def table_text(table: Table, console: "Console | None" = None) -> str:
     console = console or Console(width=WIDEST, color_system=None, force_terminal=False)
     shown = RichTable(box=None, pad_edge=False, show_header=any(map(str.strip, table.columns)))
     for i, column in enumerate(table.columns):
-        widest = max(len(column), *(len(row[i]) for row in table.rows), 0)
+        least = max(map(len, [*column.split(), *(row[i] for row in table.rows)]), default=0)
         left = i == 0 or column in table.words
-        whole = i == 0 or (bool(table.words) and not left)
-        least = widest if whole else min(widest, MIN_WORD_COLUMN) if left else None
+        least = min(least, MIN_WORD_COLUMN) if left and i else least  # numbers stay whole, words give way
         justify: Literal["left", "right"] = "left" if left else "right"
-        shown.add_column(Text(printable(column)), justify=justify, overflow="fold", no_wrap=whole, min_width=least)
+        shown.add_column(Text(printable(column)), justify=justify, overflow="fold", no_wrap=i == 0, min_width=least)
     for row in table.rows:
         shown.add_row(*(Text(printable(each)) for each in row))
     needed = Measurement.get(console, console.options.update(max_width=WIDEST), shown).minimum
@@ -164,7 +162,7 @@ def table_text(table: Table, console: "Console | None" = None) -> str:
 
 def table_html(table: Table) -> Markup:
     kinds = ["words" if i == 0 or name in table.words else "number" for i, name in enumerate(table.columns)]
-    cell = Markup('<td class="{}">{}</td>').format
+    cell = Markup('<td class="{}" data-name="{}">{}</td>').format
     head = Markup("").join(
         Markup('<th scope="col" class="{}">{}</th>').format(kind, name)
         for kind, name in zip(kinds, table.columns, strict=True)
@@ -172,7 +170,9 @@ def table_html(table: Table) -> Markup:
     rows = Markup("\n").join(
         Markup('<tr><th scope="row" class="words">{}</th>{}</tr>').format(
             prose(row[0]),
-            Markup("").join(cell(kind, prose(text)) for kind, text in zip(kinds[1:], row[1:], strict=True)),
+            Markup("").join(
+                cell(*each, prose(text)) for *each, text in zip(kinds[1:], table.columns[1:], row[1:], strict=True)
+            ),
         )
         for row in table.rows
     )
@@ -186,7 +186,7 @@ def table_html(table: Table) -> Markup:
 
 def prose(text: str) -> Markup:
     """Return escaped HTML with commands between backticks as code."""
-    whole = _QUANTITY.sub("\\1\u00a0\\2", text)
+    whole = unbroken(text)
     parts = [Markup(_OPTION.sub(r'<span class="whole">\g<0></span>', str(escape(part)))) for part in whole.split("`")]
     if len(parts) % 2 == 0:
         return escape(whole)

@@ -6,7 +6,7 @@ import pytest
 import latfit
 from latfit.api.serving import EnginePlan
 from latfit.planning import Stall, Stalls
-from latfit.planning.serving.result import Effect
+from latfit.planning.serving.result import Effect, Reached
 from latfit.reporting.layout import Making
 from latfit.reporting.plan_figures import distribution_figure
 from latfit.reporting.serving import effect_bars, serving_page, stall_text, stalls_table
@@ -42,16 +42,19 @@ def test_the_page_names_model_and_machine(plan: EnginePlan) -> None:
 
 
 def test_bars_are_as_long_as_their_values() -> None:
+    """A change within the interval of the figure is no effect."""
     effects = [
         Effect(change="decode 20 % faster", target="p99 TPOT", before_ms=40.0, after_ms=30.0),
+        Effect(change="prefill 20 % faster", target="p99 TPOT", before_ms=40.0, after_ms=39.0),
         Effect(change="1 replica fewer", target="p99 TPOT", before_ms=40.0, after_ms=80.0),
     ]
-    assert effect_bars(effects) == [
+    found = Reached(name="p99 TPOT", value_ms=40.0, limit_ms=50.0, interval=(38.0, 43.0))
+    assert effect_bars(effects, [found]) == [
         ("unchanged", "40 ms", 50.0),
         ("decode 20 % faster", "30 ms", 37.5),
         ("1 replica fewer", "80 ms", 100.0),
     ]
-    assert effect_bars([]) == []
+    assert effect_bars(effects[1:2], [found]) == []
 
 
 def test_the_knee_is_named_where_the_plan_has_another_budget() -> None:
