@@ -51,7 +51,7 @@ class Pairs:
         if best is None:
             return ApartPlan(feasible=False, prefill_replicas=lower[0], replicas=lower[1], transfer_ms=moved)
         setup, rate = best.setup, self.evaluator.rate_per_s
-        carries, at_most = Search(self.evaluator, setup.settings, self.space).spare(setup)
+        carries, _, at_most = Search(self.evaluator, setup.settings, self.space).spare(setup)
         return ApartPlan(
             feasible=True,
             prefill_replicas=setup.prefill,

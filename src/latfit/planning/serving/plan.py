@@ -140,9 +140,8 @@ def plan_serving(
     )
     by_severity = views(messages)
     throughput_per_s = setup.replicas * evaluator.saturated(settings).requests_per_s
-    carries, missed_from, capacity = (
-        None if math.isnan(each) else each * rate for each in (*found.carries, found.capacity)
-    )
+    loads = (found.carries, found.capacity, found.missed_from)
+    carries, capacity, missed_from = (None if math.isnan(each) else each * rate for each in loads)
     return ServingPlan(
         request=describe_request(load, lengths),
         rate_per_s=rate,
@@ -162,7 +161,7 @@ def plan_serving(
         tensor_parallel=request.tensor_parallel,
         route=request.route,
         kv_cache=request.kv or None,
-        carries=None if carries is None else found.carries[0],
+        carries=None if carries is None else found.carries,
         highest_rate_per_s=carries,
         missed_from_rate_per_s=missed_from,
         capacity_per_s=capacity,

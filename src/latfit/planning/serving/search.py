@@ -92,16 +92,16 @@ class Found:
     """Result of a search.
 
     best: the verified setup; None if none is feasible. alone: without contention. fewer: with one replica less. usual:
-    replicas with the initial settings. carries: relative loads up to which the targets are met, and beyond which one is
-    missed, by intervals. capacity: by estimates.
+    replicas with the initial settings. carries, capacity, missed_from: relative loads, as of `Search.spare`.
     """
 
     best: Measured | None
     alone: Measured
     fewer: Measured | None = None
     usual: int | None = None
-    carries: tuple[float, float] = (math.nan, math.nan)
+    carries: float = math.nan
     capacity: float = math.nan
+    missed_from: float = math.nan
 
 
 @dataclass(eq=False)
@@ -137,7 +137,7 @@ class Search:
             return Found(best, alone, usual=of_usual)
         count = best.setup.replicas
         below = self._at(best.setup.settings, count - 1) if count > 1 else None
-        return Found(best, alone, below, of_usual, self.spare(best.setup), max(1.0, self.bracket(best.setup, 1.0)[0]))
+        return Found(best, alone, below, of_usual, *self.spare(best.setup, carried * count / begun.setup.replicas))
 
     def settle(self, replicas: int, near: EngineSettings) -> Measured | None:
         """Return settings that meet the targets with so many replicas, verified; None if none were found.
@@ -198,31 +198,33 @@ class Search:
             step = 2 * step
         return found
 
-    def spare(self, setup: Setup) -> tuple[float, float]:
-        """Return the loads up to which the targets are met and from which one is missed, confirmed by intervals.
+    def spare(self, setup: Setup, known: float = 1.0) -> tuple[float, float, float]:
+        """Return the load up to which the targets are met with certainty, the capacity, and where one is surely missed.
 
-        For recorded requests, a single course of events, by the estimate.
+        known: a load near the capacity. Recorded requests are a single course of events, without intervals.
         """
-        low, high = self.bracket(setup, 1.0)
+        low, high = self.bracket(setup, max(known, 1.0), growth=PRECISION)
+        capacity = max(low, 1.0)
         if isinstance(self.evaluator.load, RecordedLoad):
-            return low, high
-
-        low = self._highest_load(setup, low, lambda each: each.met and each.certain)[0]
-        high = self._highest_load(setup, high, lambda each: each.met or not each.certain)[1]
+            return low, capacity, high
+        low = self.bracket(setup, low, lambda each: each.met and each.certain, growth=PRECISION)[0]
+        high = self.bracket(setup, high, lambda each: each.met or not each.certain, growth=PRECISION)[1]
         planned = self.evaluator.measure(setup, replications=VERIFIED)
-        return max(low, 1.0 if planned.met and planned.certain else low), high
+        return max(low, 1.0 if planned.met and planned.certain else low), capacity, high
 
-    def bracket(self, setup: Setup, known: float, replications: int = MOST) -> tuple[float, float]:
-        """Return a feasible and an infeasible load, PRECISION apart; `known` is tried first."""
-        return self._highest_load(setup, known, lambda each: each.met, replications)
-
-    def _highest_load(
-        self, setup: Setup, known: float, holds: Callable[[Measured], bool], replications: int = MOST
+    def bracket(
+        self,
+        setup: Setup,
+        known: float,
+        holds: Callable[[Measured], bool] = lambda each: each.met,
+        replications: int = MOST,
+        growth: float = GALLOP,
     ) -> tuple[float, float]:
+        """Return loads PRECISION apart at which something holds and does not; `known` is tried first."""
         return bracket(
             lambda scale: holds(self.evaluator.measure(setup, scale, replications=replications)),
             known,
-            growth=GALLOP,
+            growth=growth,
             precision=PRECISION,
             least=LEAST_SCALE,
             most=self._most_scale,
@@ -230,7 +232,7 @@ class Search:
 
     def ascend(self, begun: Setup) -> tuple[EngineSettings, float]:
         """Return the settings with the highest feasible load and the smallest token budget for it, and that load."""
-        at, load = begun.settings, self.bracket(begun, 1.0, FIRST)[0]
+        at, load = begun.settings, self.bracket(begun, 1.0, replications=FIRST)[0]
         for _ in range(ROUNDS):
             before = at
             for axis in AXES:
@@ -255,7 +257,7 @@ class Search:
                 break
             # Continue with the candidate of most slack; retry the others at its feasible load.
             best = min(met, key=lambda each: each.ratio)
-            at, load = best.setup.settings, self.bracket(best.setup, scale, FIRST)[0]
+            at, load = best.setup.settings, self.bracket(best.setup, scale, replications=FIRST)[0]
             left = [each.setup for each in met if each is not best]
         return at, load
 

@@ -83,7 +83,7 @@ def test_the_highest_load_of_a_single_server_is_where_its_tail_reaches_the_limit
 def test_what_is_held_for_certain_is_held_and_what_is_said_to_be_missed_is_missed(seed: int) -> None:
     """Against the tail of two million requests by Lindley's recursion."""
     evaluator = replace(single_servers(0.05, 60.0), seed=seed)
-    low, high = Search(evaluator, ONE, FIXED).spare(Setup(ONE))
+    low, _, high = Search(evaluator, ONE, FIXED).spare(Setup(ONE))
     assert p99_in_turn(0.05 * low, 1) <= 60.0 <= p99_in_turn(0.05 * high, 1)
     assert high < 1.4 * low
 
@@ -166,7 +166,7 @@ def test_a_limit_within_the_noise_of_a_request_alone_ends_the_search_for_a_certa
         Targets((RequestTarget("latency", 860.0, 50.0),)),
     )
     evaluator = Evaluator(load, linear_costs(10.0, 0.0, 0.0), targets)
-    low, _ = Search(evaluator, settings, FIXED).spare(Setup(settings))
+    low, _, _ = Search(evaluator, settings, FIXED).spare(Setup(settings))
     assert low <= 1.0
     assert evaluator.work["setups"] < 50
 
@@ -184,7 +184,7 @@ def test_users_of_any_number_send_enough_requests() -> None:
     """200 users who think for a minute, and a limit that no number of them reaches: every token takes 10 ms."""
     load, targets = ClosedLoad(200, 60_000.0, lengths=Constant(10, 5)), Targets((RequestTarget("tpot", 15.0),))
     evaluator = Evaluator(load, linear_costs(10.0, 0.0, 0.0), targets, alone_ms=50.0, requests=4_000)
-    low, _ = Search(evaluator, EngineSettings(), FIXED).bracket(Setup(EngineSettings()), 1.0, 1)
+    low, _ = Search(evaluator, EngineSettings(), FIXED).bracket(Setup(EngineSettings()), 1.0, replications=1)
     assert low > 5
 
 
