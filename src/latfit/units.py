@@ -113,11 +113,11 @@ def format_percent(value: float | None, *, signed: bool = False) -> str:
     return f"{value:.0f} %" if abs(value) >= 9.95 else f"{value:.2g} %"
 
 
-def format_rate(per_s: float, *, down: bool = False, digits: int = 4) -> str:
-    """Format requests per second: `2,655 req/s`. down: round down to `digits` digits."""
+def format_rate(per_s: float, *, down: bool = False, digits: int = 4, planned_per_s: float = 0.0) -> str:
+    """Format requests per second: `2,655 req/s`. down: round down, but not below a planned rate that is reached."""
     if not math.isfinite(per_s):
         return number(per_s)
     if down and per_s > 0:
         unit = 10.0 ** (math.floor(math.log10(per_s)) - digits + 1)
-        per_s = math.floor(per_s / unit * (1 + 1e-12)) * unit
+        per_s = max(math.floor(per_s / unit * (1 + 1e-12)) * unit, min(per_s, planned_per_s))
     return f"{per_s:,.4g} req/s" if per_s < 1e4 else f"{float(f'{per_s:.4g}'):,.0f} req/s"

@@ -46,7 +46,7 @@ def test_the_default_is_the_decision_and_fits_a_terminal(both: Path, capsys: Cap
     assert told.startswith("Serve 100 req/s of 1 token each with amx, greedy batches: p99 response ")
     thresholds = r"B1 \d+ requests .* B2 \d+ requests .* T_cut 8\.\d+ ms wait .*"
     assert re.search(thresholds + r" 1 replica needed. Capacity [\d.]+ req/s", told)
-    assert re.search(r"vLLM on amx: vllm serve MODEL --max-num-seqs \d+", told)  # the path that serves the load
+    assert "vllm serve" not in told  # its sequences leave room for prefill and would carry less than the batches
     assert "Next: latfit report --sla 20ms --rate 100/s" in told
     assert latfit("plan", "--set", "sla_ms=20", "--rate", "100/s", "--set", "max_batch=16") == 0
     assert "Next:" not in capsys.readouterr().out  # a page would not know of max_batch

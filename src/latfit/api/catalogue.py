@@ -119,6 +119,7 @@ def fit_in_catalog(name: str) -> FitResult:
     text = f"{origin}{lacks}. Expect an error of {format_percent(100 * error)}."
     return structs.replace(
         catalogue.widen(fit, error),
+        data=structs.replace(fit.data, source=name, sources=[name]),
         warnings=[message("from_catalog", what=text)],
     )
 

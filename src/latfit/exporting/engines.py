@@ -97,10 +97,10 @@ def settings_of(key: str, plan: PlanFacts) -> list[Setting]:
         found = f"the plan schedules requests by {simulated.order}, which {engine.name} does not do"
         raise WrongUsage(found, where=plan.file, remedy=f"Plan with --order {engine.orders[0]}.")
     if key not in plan.flags:
-        loaded = plan.batches is not None and plan.batches.rate_per_s is not None
-        why = "it was made for batches" if loaded else "no step is known to meet the SLA"
-        remedy = "Plan with a fit that was measured with prefill, or with per_token=... of nominal numbers."
-        raise WrongUsage(f"the plan has no limits of steps for it: {why}", where=plan.file, remedy=remedy)
+        unknown = {} if plan.batches is None else plan.batches.unknown
+        why = unknown.get("settings", "its fit was measured without prefill")
+        remedy = "Plan requests (--lengths), or with a fit that was measured with prefill."
+        raise WrongUsage(f"the plan has no settings for {engine.name}: {why}", where=plan.file, remedy=remedy)
     more: dict[str, int | None] = {"parallel": plan.gpus}
     if simulated is not None and simulated.prefix_hit_rate != 0:
         more["prefix"] = None

@@ -62,7 +62,8 @@ class PlanFacts:
             text = f"{', '.join(each.condition for each in engines.targets)} at {plan.load}"
             text += f" over {self._deployment(plan)}"
             if engines.highest_rate_per_s is not None:
-                text += f", and up to {format_rate(engines.highest_rate_per_s, down=True, digits=RATE_DIGITS)}"
+                most = engines.highest_rate_per_s
+                text += f", and up to {format_rate(most, down=True, digits=RATE_DIGITS, planned_per_s=plan.rate_per_s)}"
             text += f" ({plan.request})"
             if self.pair is None and plan.steps_may_be_slower_pct is not None:
                 text += f"; steps may be {format_percent(plan.steps_may_be_slower_pct)} slower"
@@ -70,8 +71,7 @@ class PlanFacts:
         share = "a typical" if plan.percentile is None else f"the p{plan.percentile:g}"
         if plan.rate_per_s is None:
             return f"{share} step within {format_ms(plan.sla_ms)}"
-        capacity = None if plan.capacity is None else plan.capacity.sustainable_per_s
-        up_to = "" if capacity is None else f", and up to {format_rate(capacity, down=True)}"
+        up_to = "" if plan.capacity is None else f", and up to {plan.capacity.shown}"
         rate, tokens = format_rate(plan.rate_per_s), count_text(plan.tokens_per_request, "token")
         return f"{share} response within {format_ms(plan.sla_ms)} at {rate} a replica{up_to}, requests of {tokens}"
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from latfit.errors import BadInput
 from latfit.fitting.data import FitData, fit_data, medians, numbered
 from latfit.fitting.prediction import read_columns_of, typical_ms
-from latfit.model import FitResult, latency_draws, parameter_draws, with_typical_context
+from latfit.model import FitResult, step_draws, with_typical_context
 from latfit.records import Record
 from latfit.stats import FloatArray, by_group, distinct, mad_sigma, student_quantile
 from latfit.trace import DECODE, UNKNOWN, Trace
@@ -414,11 +414,9 @@ def _compare_fits(first: FitResult, other: FitResult, phase: str, columns: Mappi
 
 
 def _mean_variance(fit: FitResult, columns: Mapping[str, FloatArray]) -> float:
-    draws = parameter_draws(fit)
-    if draws is None:
-        return 0.0
     read = {name: columns[name] for name in dict.fromkeys(["B", "S", *read_columns_of(fit)]) if name in columns}
-    return float(np.var(np.log(latency_draws(fit, draws, **read)).mean(axis=1)))
+    drawn = step_draws(fit, read)
+    return 0.0 if drawn is None else float(np.var(np.log(drawn).mean(axis=1)))
 
 
 def model_error_sd(fit: FitResult, phase: str) -> float:

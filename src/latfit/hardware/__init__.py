@@ -7,7 +7,7 @@ from latfit._face import face
 if TYPE_CHECKING:
     from latfit.hardware.ceiling import Ceiling, beside_the_fit
     from latfit.hardware.nominal import Nominal, parse_nominal
-    from latfit.hardware.path_latency import CERTAIN, BatchEstimate, PathLatency, phase_of, step_columns, step_draws
+    from latfit.hardware.path_latency import CERTAIN, BatchEstimate, PathLatency, phase_of, step_columns
     from latfit.hardware.profile import (
         CPU_PATHS,
         GPU_PATHS,

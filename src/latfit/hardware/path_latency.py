@@ -8,7 +8,7 @@ import numpy as np
 
 from latfit.errors import refuse
 from latfit.hardware.profile import ExecutionPath
-from latfit.model import StepNoise, latency_draws, parameter_draws
+from latfit.model import StepNoise, step_draws
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, PREFILL
 
@@ -56,7 +56,7 @@ class PathLatency:
     @cached_property
     def _drawn_curves(self) -> FloatArray | None:
         """Typical times (draws, batches) for the fit's parameter draws; None without."""
-        return step_draws(self.path, self.steps(self.batches))
+        return step_draws(self.path.fit, self.steps(self.batches))
 
     @cached_property
     def batches(self) -> FloatArray:
@@ -111,7 +111,7 @@ class PathLatency:
 
     def range_ms(self, B: FloatArray) -> FloatArray:
         """Return typical latency (3, n) and its 95 % range over the draws; all alike without draws."""
-        T, drawn = self.typical_ms(B), step_draws(self.path, self.steps(B))
+        T, drawn = self.typical_ms(B), step_draws(self.path.fit, self.steps(B))
         return np.stack([T, T, T]) if drawn is None else np.stack([T, *np.quantile(drawn, CERTAIN, axis=0)])
 
     def largest_within(self, sla_ms: float, factors: FloatArray) -> int | None:
@@ -152,9 +152,3 @@ def step_columns(B: FloatArray, S: FloatArray, context: float | None = None) -> 
     if context is not None:
         steps |= {"context_tokens": steps["B"] * context, "prefill_context_tokens": np.zeros_like(steps["B"])}
     return steps
-
-
-def step_draws(path: ExecutionPath, steps: Mapping[str, FloatArray], seed: int = 0) -> FloatArray | None:
-    """Return typical latency in ms (n, m) of m steps on the n curves that the data allow; None without draws."""
-    draws = parameter_draws(path.fit, seed=seed)
-    return None if draws is None else latency_draws(path.fit, draws, **steps)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         fitted_identity,
         latency_draws,
         parameter_draws,
+        step_draws,
     )
     from latfit.model.formulas import CONSTANT, LINEAR
     from latfit.model.noise_draws import NoiseTable, drawn_step_ms, noise_table

@@ -376,6 +376,14 @@ def latency_draws(fit: FitResult, draws: FloatArray, B: FloatArray, S: FloatArra
     return fit.corrected(fit.structure.latency_ms(draws.T[:, :, None], steps), steps)
 
 
+def step_draws(
+    fit: FitResult, steps: Mapping[str, FloatArray], n: int = STORED_DRAWS, seed: int = 0
+) -> FloatArray | None:
+    """Return the typical latency in ms (n, m) of m steps on n curves that the data allow; None without draws."""
+    draws = parameter_draws(fit, n, seed)
+    return None if draws is None else latency_draws(fit, draws, **steps)
+
+
 def fitted_identity(fit: FitResult) -> dict[str, str]:
     """Return the known facts of the measured system: hardware, model, ..."""
     from latfit.trace import Trace, identity_of

@@ -8,7 +8,7 @@ import numpy as np
 from latfit.hardware import ExecutionPath
 from latfit.model import CONTEXT
 from latfit.planning.engine_names import Flags, named_flags
-from latfit.planning.request import ServingTargets
+from latfit.planning.request import PlanOptions, ServingTargets
 from latfit.planning.result import EngineChoice, Kind, Plan, Settings, Unknown
 from latfit.planning.steps.limits import Level, level_for
 from latfit.stats import FloatArray
@@ -117,19 +117,21 @@ def engine_settings(
     path: ExecutionPath,
     sla_ms: float,
     percentile: float,
-    serving: ServingTargets,
-    context: float | None = None,
+    request: PlanOptions,
     max_batch: int | None = None,
 ) -> Settings | Unknown:
     """Choose the sequences and the token budget that keep TPOT (the SLA if not given) and TTFT.
 
     With a TTFT the choice with the most sequences is taken, else the knee: the largest product of decoding requests and
-    prefill tokens. Without measured prefill there is no token budget.
+    prefill tokens. Without measured prefill there is no token budget. For a rate of batches settings would carry less.
     """
+    serving = request.serving
+    if request.rate_each is not None:
+        return Unknown("the plan is of whole batches; plan requests with --lengths 1000:250 --ttft 1s --tpot 50ms")
     if not prices_tokens(path):
         return Unknown(f"{path.label} names no cost per token (per_token=1us), so prompts would look free")
     levels = {phase: level_for(path, percentile, phase) for phase in (DECODE, PREFILL, MIXED)}
-    engine = _Engine(path, levels, context, float(serving.prompt_tokens))
+    engine = _Engine(path, levels, request.context, float(serving.prompt_tokens))
     tpot, ttft = serving.tpot_ms or sla_ms, serving.ttft_ms and format_ms(serving.ttft_ms)
     largest = min(path.fit.largest_batch, max_batch or path.fit.largest_batch)
     times = engine.decode_ms(np.arange(1.0, largest + 1))
@@ -149,6 +151,8 @@ def engine_settings(
             binding=MEASURED if most == path.fit.largest_batch else "the time between tokens",
             reason=f"decode steps within {format_ms(tpot)}; the fit contains no prefill, so there is no token budget",
         )
+    if largest == 1:
+        return Unknown(f"steps on {path.label} hold one request, so none decodes beside a prompt")
     # Token budgets that people type (160, 192, 224, 256, 320, ...), above one chunk and within the data.
     budgets = sorted(size << shift for shift in range(22) for size in (4, 5, 6, 7) if chunk < size << shift <= top)
     found = [_most_sequences(engine, each, min(most, each - chunk + 1), tpot, serving) for each in budgets]
@@ -166,7 +170,8 @@ def engine_settings(
         product = choice.max_num_seqs * choice.chunk_tokens
         return (choice.max_num_seqs, product) if ttft else (product, choice.max_num_seqs)
 
-    best = max(choices, key=rank)
+    useful = [each for each in choices if not any(_beats(other, each) for other in choices)]
+    best = max(useful, key=rank)
     at_edge = best.max_num_seqs == path.fit.largest_batch or best.max_num_batched_tokens == budgets[-1]
     fewest = [each.max_num_batched_tokens for each in choices if each.max_num_seqs >= best.max_num_seqs]
     return Settings(
@@ -180,7 +185,7 @@ def engine_settings(
         tpot_ms=float(engine.slowest_ms(np.array([float(best.max_num_seqs)]), best.max_num_batched_tokens)[0]),
         binding=MEASURED if at_edge else KNEE if serving.ttft_ms is None else "the time to the first token",
         reason=f"every step in which requests decode within {format_ms(tpot)}{first}",
-        choices=_shown(choices, best),
+        choices=_around(useful, best),
     )
 
 
@@ -207,13 +212,12 @@ def _fewer(most: int) -> Iterator[int]:
         D = min(rounded - 1, int(D * (1 - ROUNDING / 2)))
 
 
-def _shown(choices: Sequence[EngineChoice], best: EngineChoice) -> tuple[EngineChoice, ...]:
+def _beats(other: EngineChoice, each: EngineChoice) -> bool:
+    """Return whether a choice has more sequences and its first token no later."""
+    more, sooner = other.max_num_seqs - each.max_num_seqs, other.ttft_ms < each.ttft_ms
+    return (more > 0 or (more == 0 and sooner)) and other.ttft_ms <= each.ttft_ms * (1 + SAME_TTFT)
 
-    def beats(other: EngineChoice, each: EngineChoice) -> bool:
-        more, sooner = other.max_num_seqs - each.max_num_seqs, each.ttft_ms * (1 + SAME_TTFT) - other.ttft_ms
-        return other is not each and more >= 0 and sooner >= 0 and (more > 0 or other is best)
 
-    useful = [each for each in choices if each is best or not any(beats(other, each) for other in choices)]
-    at = useful.index(best)
-    first = max(0, min(at - MAX_CHOICES // 2, len(useful) - MAX_CHOICES))
-    return tuple(useful[first : first + MAX_CHOICES])
+def _around(choices: Sequence[EngineChoice], best: EngineChoice) -> tuple[EngineChoice, ...]:
+    first = max(0, min(choices.index(best) - MAX_CHOICES // 2, len(choices) - MAX_CHOICES))
+    return tuple(choices[first : first + MAX_CHOICES])

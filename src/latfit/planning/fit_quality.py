@@ -5,6 +5,7 @@ from pathlib import Path
 
 from msgspec import field
 
+from latfit.catalogue import PREFIX
 from latfit.hardware import ExecutionPath, path_label
 from latfit.model import FitResult, fitted_identity
 from latfit.records import Record
@@ -14,7 +15,7 @@ NOMINAL = "nominal"
 
 
 class FitQuality(Record, frozen=True):
-    """Step costs of a plan. error_pct: mean on unseen steps; None: not measured."""
+    """Step costs of a plan. error_pct: mean on unseen steps, of the catalogue assumed; None: not measured."""
 
     name: str = field(name="fit")
     model: str
@@ -36,6 +37,8 @@ class FitQuality(Record, frozen=True):
         """`12 % off on unseen steps (decode 5 %)`."""
         if self.error_pct is None:
             return "error on unseen steps unknown"
+        if self.name.startswith(PREFIX):
+            return f"{format_percent(self.error_pct)} off assumed, not measured on this machine"
         phases = ", ".join(f"{name} {format_percent(each)}" for name, each in self.by_phase.items())
         return f"{format_percent(self.error_pct)} off on unseen steps{f' ({phases})' if phases else ''}"
 
@@ -56,5 +59,5 @@ def quality_of_path(path: ExecutionPath) -> FitQuality:
 def trace_name(fit: FitResult) -> str:
     """Return the name of a fit's file, and how many more there are."""
     names = fit.data.sources or (fit.data.source or "fit").split(", ")
-    first = Path(names[0]).name
+    first = names[0] if names[0].startswith(PREFIX) else Path(names[0]).name
     return first if len(names) == 1 else f"{first} and {len(names) - 1} more"

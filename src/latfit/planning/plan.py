@@ -24,7 +24,7 @@ from latfit.planning.result import (
 )
 from latfit.planning.steps.limits import StepLevels, batch_ranges, fastest_step, level_for, levels_for, token_ranges
 from latfit.planning.steps.thresholds import amortised_batch, gpu_threshold, knee_batch, prefill_threshold
-from latfit.planning.support import above_cliffs, doubtful_steps, how_far, inherited, outside, why_unsupported
+from latfit.planning.support import above_cliffs, doubtful_steps, how_far, inherited, why_unsupported
 from latfit.units import count_text, format_ms
 
 
@@ -46,21 +46,25 @@ def make_plan(
     plan = _plan_steps(profile, levels, sla_ms, percentile, tokens_per_request, request)
     messages: list[Message] = []
     if request.rate_each is not None and plan.feasible:
-        from latfit.planning.load.evaluate import plan_load  # brings the compiler, which steps do without
+        from latfit.planning.load.evaluate import LoadPlanner  # brings the compiler, which steps do without
+        from latfit.planning.load.strategies import Target, machine_of
 
-        plan, messages = plan_load(plan, profile, request, percentile)
+        target = Target(sla_ms, percentile / 100, tokens_per_request)
+        machine = machine_of(profile, tokens_per_request, request)
+        plan, messages = LoadPlanner(machine, request.rate_each, target, request).plan(plan)
     every = list(profile.paths.values())
     reasons = [reason for path in every for reason in why_unsupported(plan, path)]
     messages = [*reasons, *messages, *inherited(every), *_path_messages(profile, levels, percentile, request)]
     if plan.rate_per_s is not None:
-        messages += outside(every, tokens_per_request, request.context)
+        latencies = [PathLatency(path, tokens_per_request, request.context) for path in every]
+        messages += [message("outside_measured", what=each.outside) for each in latencies if each.outside]
     if plan.steps_in_doubt:
         points = ", ".join(f"B={d.B} S={d.S:,} on {d.path}" for d in plan.steps_in_doubt)
         messages.append(message("steps_in_doubt", sla=sla_ms, points=points))
     messages += [note(each) for each in (request.load.notes if request.load else ())]
     serving = PathLatency(_serving_path(profile, plan), tokens_per_request, request.context)
     max_batch = None if serving.path.name in CPU_PATHS else request.max_batch
-    settings = engine_settings(serving.path, sla_ms, percentile, request.serving, request.context, max_batch)
+    settings = engine_settings(serving.path, sla_ms, percentile, request, max_batch)
     unknown = dict(plan.unknown)
     if isinstance(settings, Settings):
         limits = settings.max_num_seqs, settings.max_num_batched_tokens
@@ -150,13 +154,11 @@ def _step_answer(
     decode = batches.largest_within(sla_ms, own.decode.at(batches.batches))
     edge = " (the most measured)" if decode == path.fit.largest_batch and not path.nominal else ""
     decodes = "" if decode is None else f" decodes up to {count_text(decode, 'request')}{edge}, or"
-    tokens, beyond = (
-        count_text(largest.S_max or 0, "token"),
-        ", beyond the measured range" if how_far(path, largest) else "",
-    )
+    beyond = ", beyond the measured range" if how_far(path, largest) else ""
     answer = (
         f"Within {format_ms(sla_ms)} for {'the typical step' if level is None else f'{level:g} % of steps'},"
-        f" {path.label}{decodes} computes up to {tokens} a step (at B={largest.B}{beyond})."
+        f" {path.label}{decodes} computes up to {count_text(largest.S_max or 0, 'token')} a step"
+        f" (at B={largest.B}{beyond})."
     )
     binding = f"latency of a step on {path.label}: one token more than {largest.S_max:,} at B={largest.B} exceeds it"
     return answer, binding

@@ -13,7 +13,7 @@ from latfit.planning.engine_names import Flags
 from latfit.planning.fit_quality import FitQuality
 from latfit.planning.verdict import Verdict, upgraded
 from latfit.records import Count, Record, Seconds
-from latfit.units import format_ms
+from latfit.units import format_ms, format_rate
 
 NEEDS_RATE = "needs an arrival rate: --rate"
 NEEDS_LOAD = "needs an arrival rate: --rate, or a recorded load: --arrivals"
@@ -173,6 +173,10 @@ class Capacity(Record, frozen=True):
     price_per_million: float | None = None
     promised_per_s: float | None = None
     load: Any = None  # of earlier versions
+
+    @property
+    def shown(self) -> str:
+        return format_rate(self.sustainable_per_s or 0.0, down=True, planned_per_s=self.rate_per_s)
 
 
 class Change(Record, frozen=True):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from latfit.fitting import model_error_sd
-from latfit.model import CONTEXT, FitResult, latency_draws, parameter_draws
+from latfit.model import CONTEXT, FitResult, step_draws
 from latfit.records import Number, Record
 from latfit.stats import FloatArray
 from latfit.trace import DECODE
@@ -115,7 +115,5 @@ def _times(fit: FitResult, B: FloatArray, S: FloatArray, context: float | None, 
     if fit.reads_context:
         typical = fit.typical.get(CONTEXT, 0.0) if context is None else context
         columns |= {CONTEXT: B * typical, "prefill_context_tokens": 0 * B}
-    read = {name: columns[name] for name in dict.fromkeys(["B", "S", *fit.columns]) if name in columns}
-    own = np.asarray(fit.latency_ms(**read))[None, :]
-    draws = parameter_draws(fit, DRAWS, seed)
-    return np.vstack([own, np.repeat(own, DRAWS, axis=0) if draws is None else latency_draws(fit, draws, **read)])
+    own, drawn = fit.latency_ms(**columns), step_draws(fit, columns, DRAWS, seed)
+    return np.vstack([own[None, :], np.tile(own, (DRAWS, 1)) if drawn is None else drawn])

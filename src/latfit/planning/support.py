@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from latfit.engines import graph_sizes_option
-from latfit.hardware import CERTAIN, ExecutionPath, PathLatency, step_draws
+from latfit.hardware import CERTAIN, ExecutionPath
 from latfit.messages import Message, message
-from latfit.model import FitResult, fitted_identity
+from latfit.model import FitResult, fitted_identity, step_draws
 from latfit.planning.result import Doubt, Plan, TokenRange
 from latfit.planning.steps.limits import levels_for
 
@@ -28,7 +28,7 @@ def doubtful_steps(path: ExecutionPath, sla_ms: float, percentile: float) -> lis
     B, S = (axis.ravel() for axis in np.meshgrid(sizes_B, sizes_S))
     kept = (S >= B) & (path.fit.knows_prefill | ~path.fit.holds_prefill(B, S))
     B, S = B[kept], S[kept]
-    drawn = step_draws(path, {"B": B, "S": S}) if len(B) else None
+    drawn = step_draws(path.fit, {"B": B, "S": S}) if len(B) else None
     if drawn is None:
         return []
     T = drawn * levels_for(path, percentile).factors(B, S)
@@ -74,11 +74,6 @@ def how_far(path: ExecutionPath, step: TokenRange) -> str:
     if step.S_max is None:
         return f"S without an end, measured up to {path.fit.domain['S'][1]:,.0f}"
     return path.fit.farthest(np.array([float(step.B)]), np.array([float(step.S_max)]))
-
-
-def outside(paths: Iterable[ExecutionPath], tokens: float, context: float | None) -> list[Message]:
-    told = [PathLatency(path, tokens, context).outside for path in paths]
-    return [message("outside_measured", what=text) for text in told if text]
 
 
 def above_cliffs(fits: Iterable[FitResult], max_num_seqs: int | None, budget: int | None) -> list[Message]:

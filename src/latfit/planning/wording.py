@@ -47,8 +47,9 @@ def capacity_line(capacity: Capacity) -> str:
     needed = "No number of replicas serves this load"
     if capacity.replicas is not None:
         needed = f"{count_text(capacity.replicas, 'replica')} needed"
-    rate = format_rate(capacity.sustainable_per_s or 0.0, down=True)
-    least = rate if capacity.promised_per_s is None else format_rate(capacity.promised_per_s, down=True)
+    rate = least = capacity.shown
+    if capacity.promised_per_s is not None:
+        least = format_rate(capacity.promised_per_s, down=True, planned_per_s=capacity.rate_per_s)
     sure = "" if least == rate else f" (97.5 % sure of {least})"
     return f"{needed}{price}. Capacity {rate} per replica{sure}, {capacity.binding}."
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from latfit.engines import BY_KEY, engine_key
@@ -125,7 +126,7 @@ def _load_numbers(plan: Plan) -> list[KeyNumber]:
         needed = "no number of replicas serves this load"
         if capacity.replicas is not None:
             needed = f"{count_text(capacity.replicas, 'replica')} needed"
-        numbers.append(KeyNumber("Capacity per replica", _rate_down(capacity.sustainable_per_s or 0.0), needed))
+        numbers.append(KeyNumber("Capacity per replica", capacity.shown, needed))
     if plan.T_cut is not None and plan.T_cut.value is not None:
         numbers.append(KeyNumber("T_cut", format_ms(plan.T_cut.value), f"{MEANINGS['T_cut']} (by simulation)"))
     return numbers
@@ -139,7 +140,7 @@ def other_plans_table(caption: str, plans: Mapping[str, Plan]) -> Table:
         ("verdict", lambda each: VERDICTS[each[1].promise]),
         ("strategy", lambda each: each[1].chosen and each[1].chosen.name),
         ("replicas", lambda each: each[1].capacity and each[1].capacity.replicas, count),
-        ("capacity per replica", lambda each: each[1].capacity and each[1].capacity.sustainable_per_s, _rate_down),
+        ("capacity per replica", lambda each: each[1].capacity and each[1].capacity.shown),
         ("decode alone", lambda each: decode_limit(each[1]), count),
         ("prefill alone", lambda each: max((row.S_max or 0 for row in each[1].S_at_B), default=None), count),
         ("max_num_seqs", lambda each: each[1].settings and each[1].settings.max_num_seqs, count),
@@ -158,7 +159,7 @@ def _strategies(plan: Plan) -> Table:
         ("strategy", "name"),
         (_percentile(plan), "percentile_ms", format_ms),
         ("headroom", "margin", lambda margin: signed_percent(100 * margin)),
-        ("capacity", "sustainable_per_s", _rate_down),
+        ("capacity", "sustainable_per_s", partial(format_rate, down=True, planned_per_s=plan.rate_per_s or 0.0)),
         ("replicas", "replicas", count),
         ("price an hour", "price_per_hour", number),
         ("verdict", "verdict"),
@@ -212,7 +213,7 @@ def _sensitivity(plan: Plan) -> Table:
             _percentile(plan),
             lambda row: "overloaded" if row.percentile_ms is None else format_ms(row.percentile_ms, 4),
         ),
-        ("capacity", "sustainable_per_s", _rate_down),
+        ("capacity", "sustainable_per_s", partial(format_rate, down=True)),
         ("replicas", "replicas", count),
     )
 
@@ -246,10 +247,6 @@ def _percentile(plan: Plan) -> str:
     return "typical" if plan.percentile is None else f"p{plan.percentile:g}"
 
 
-def _rate_down(per_s: float) -> str:
-    return format_rate(per_s, down=True)
-
-
 def promise(plan: Plan) -> str:
     things = "steps" if plan.rate_per_s is None else f"responses at {format_rate(plan.rate_per_s)}"
     return things if plan.percentile is None else f"{_percentile(plan)} of {things}"
@@ -268,7 +265,7 @@ def show_plan(plan: Plan) -> Shown:
     if command := engine_line(plan):
         edge = " (limited by the measured range)" if plan.settings and plan.settings.binding == MEASURED else ""
         lines.append(CommandLine(f"{BY_KEY[_engine_key(plan)].name} on {plan.engines_path}{edge}: {command}"))
-    elif _is_usable(plan):
+    elif plan.rate_per_s is None and _is_usable(plan):
         lines.append(f"Engine settings: {plan.unknown['settings']}.")
     tables = [limits_table(plan)] if plan.rate_per_s is None and plan.feasible else []
     if plan.both_paths:

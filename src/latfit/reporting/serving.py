@@ -111,16 +111,20 @@ def _other_counts(plan: ServingPlan) -> dict[str, str]:
 
 def capacity_text(plan: ServingPlan) -> str:
     if plan.users is None or plan.carries is None:
-        return _capacity_rate(plan)
+        return _capacity_rate(plan, plan.rate_per_s)
     ends = (plan.highest_rate_per_s, plan.capacity_per_s, plan.missed_from_rate_per_s)
     low, capacity, high = (int((each or math.nan) / plan.rate_per_s * plan.users + 1e-9) for each in ends)
     return f"{capacity:,} users (95 %: {low:,} to {high:,})"
 
 
-def _capacity_rate(plan: PlannedEngines) -> str:
+def _capacity_rate(plan: PlannedEngines, planned_per_s: float) -> str:
     low, high = plan.highest_rate_per_s or math.nan, plan.missed_from_rate_per_s
-    capacity, least = (format_rate(each, down=True, digits=3) for each in (plan.capacity_per_s or low, low))
+    capacity, least = (_least_rate(each, planned_per_s) for each in (plan.capacity_per_s or low, low))
     return f"{capacity} (95 %: {least.removesuffix(' req/s')} to {number(high, 3)})"
+
+
+def _least_rate(per_s: float, planned_per_s: float) -> str:
+    return format_rate(per_s, down=True, digits=3, planned_per_s=planned_per_s)
 
 
 def _bottleneck(plan: ServingPlan) -> str:
@@ -140,7 +144,7 @@ def stall_text(stalls: Stalls) -> str:
     planned, knee = stalls.planned, stalls.knee
     decoding = count_text(stalls.decoding, "decoding request")
     text = f"{_gap(planned)} without a token for {decoding} during a prompt of {stalls.prompt_tokens:,} tokens (p99)"
-    if knee is planned:
+    if knee.gap_ms > HELPS * planned.gap_ms:
         return text
     less = 100 * (knee.output_tokens_per_s / planned.output_tokens_per_s - 1)
     budget = f"--max-num-batched-tokens {knee.max_num_batched_tokens}"
@@ -191,7 +195,8 @@ def _prefill_apart(plan: ServingPlan) -> str:
     outcomes = ", ".join(each.outcome for each in apart.targets)
     settings = "" if apart.engine == plan.engine else f"; each with {shlex.join(vllm_flags(apart.engines['vllm']))}"
     transfer = f"at {fixed_ms} and {token_ms} a token for the KV transfer"
-    return f"{total}{instead}, {pair}, {transfer}: {outcomes}; capacity {_capacity_rate(apart)}{settings}"
+    capacity = _capacity_rate(apart, plan.rate_per_s)
+    return f"{total}{instead}, {pair}, {transfer}: {outcomes}; capacity {capacity}{settings}"
 
 
 def engine_command(plan: ServingPlan) -> str:
@@ -274,7 +279,7 @@ def _nearby_table(label: str, plans: Mapping[str, ServingPlan]) -> Table:
         (label, lambda each: each[0]),
         ("replicas", lambda each: each[1].replicas.value, count),
         ("verdict", lambda each: VERDICTS[STATES[each[1].promise]]),
-        ("capacity", lambda each: each[1].capacity_per_s, lambda rate: format_rate(rate, down=True, digits=3)),
+        ("capacity", lambda each: each[1].capacity_per_s and _least_rate(each[1].capacity_per_s, each[1].rate_per_s)),
         ("max_num_seqs", lambda each: each[1].engine and each[1].engine.max_num_seqs, count),
         ("max_num_batched_tokens", lambda each: each[1].engine and each[1].engine.max_num_batched_tokens, count),
         words=("verdict",),

@@ -9,7 +9,7 @@ from latfit.hardware.profile import ExecutionPath
 from latfit.model.fit_parts import Identifiability
 from latfit.planning.engine_settings import MEASURED, engine_settings
 from latfit.planning.plan import make_plan
-from latfit.planning.request import ServingTargets
+from latfit.planning.request import PlanOptions, ServingTargets
 from latfit.planning.result import Settings, Unknown
 from latfit.planning.steps.budget import step_budget
 from tests.conftest import REFERENCE
@@ -37,7 +37,7 @@ def most_sequences(budget: int, tpot: float, ttft: float, prompt: int) -> int | 
 class TestEngine:
     @pytest.mark.parametrize(("tpot", "ttft", "prompt"), [(22.0, 60.0, 512), (25.0, 40.0, 512), (22.0, None, 2000)])
     def test_choices_are_those_of_enumeration(self, tpot: float, ttft: float | None, prompt: int) -> None:
-        found = engine_settings(PATH, tpot, 99.0, ServingTargets(ttft, tpot, prompt))
+        found = engine_settings(PATH, tpot, 99.0, PlanOptions(serving=ServingTargets(ttft, tpot, prompt)))
         assert isinstance(found, Settings)
         for row in found.choices:
             best = most_sequences(row.max_num_batched_tokens, tpot, ttft or np.inf, prompt)
@@ -55,29 +55,45 @@ class TestEngine:
     def test_a_chunk_below_128_tokens_is_not_recommended(self) -> None:
         """T = 2 + 0.1 B + 0.1 S: 14 ms take a chunk of about 110 beside one request."""
         path = ExecutionPath("gpu", fit_with([2.0, 0.1, 0.1], "linear", domain={"B": [1, 64], "S": [1, 1000]}))
-        found = engine_settings(path, 14.0, 99.0, ServingTargets())
+        found = engine_settings(path, 14.0, 99.0, PlanOptions())
         assert isinstance(found, Unknown)
         assert "128 prefill tokens" in found.reason
-        asked = engine_settings(path, 14.0, 99.0, ServingTargets(prompt_tokens=32))
+        asked = engine_settings(path, 14.0, 99.0, PlanOptions(serving=ServingTargets(prompt_tokens=32)))
         assert isinstance(asked, Settings)
         assert asked.chunk_tokens is not None
         assert asked.chunk_tokens >= 32
 
     def test_a_fit_of_decode_alone_gives_sequences_and_no_budget(self) -> None:
         fit = structs.replace(line(4, 0.5), identifiability=Identifiability(prefill=False))
-        found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, ServingTargets())
+        found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, PlanOptions())
         assert isinstance(found, Settings)
         assert (found.max_num_seqs, found.max_num_batched_tokens) == (32, None)
         assert found.binding == "the time between tokens"
-        all_measured = engine_settings(ExecutionPath("gpu", fit), 200.0, 99.0, ServingTargets())
+        all_measured = engine_settings(ExecutionPath("gpu", fit), 200.0, 99.0, PlanOptions())
         assert isinstance(all_measured, Settings)
         assert (all_measured.max_num_seqs, all_measured.binding) == (256, MEASURED)
+
+    def test_measured_steps_of_one_request_give_no_settings(self) -> None:
+        """Steps of 551 tokens take 2 + 0.1 + 0.02 * 551 = 13.1 ms, so it is not the SLA that rules settings out."""
+        path = ExecutionPath("gpu", fit_with([2.0, 0.1, 0.02], "linear", domain={"B": [1, 1], "S": [1, 600]}))
+        found = engine_settings(path, 14.0, 99.0, PlanOptions())
+        assert isinstance(found, Unknown)
+        assert "hold one request" in found.reason
+
+    def test_no_choice_has_more_sequences_and_as_early_a_first_token_as_the_recommended_one(self) -> None:
+        for tpot in (20.0, 22.0, 25.0, 40.0):
+            found = engine_settings(PATH, tpot, 99.0, PlanOptions())
+            assert isinstance(found, Settings)
+            best = next(row for row in found.choices if row.max_num_batched_tokens == found.max_num_batched_tokens)
+            more = [row for row in found.choices if row.max_num_seqs > best.max_num_seqs]
+            assert all(row.ttft_ms > 1.04 * best.ttft_ms for row in more)
 
     def test_every_step_in_which_requests_decode_keeps_the_target(self) -> None:
         """T = 2 + 0.1 B + 0.02 S + 1e-4 K of cached tokens; prompts of 2,000, so a last chunk reads those before it."""
         theta = [2.0, 0.0, 1e-9, 1.0, 1.0, 1.0, 0.1, 0.02, 1e-4, 1e-4, 1e-4, 0.0, 0.0, 0.0, 0.0]
         fit = fit_with(theta, "context", domain=WIDE)
-        found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, ServingTargets(None, 20.0, 2000), context=500.0)
+        targets = PlanOptions(context=500.0, serving=ServingTargets(None, 20.0, 2000))
+        found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, targets)
         assert isinstance(found, Settings)
         budget = found.max_num_batched_tokens
         assert budget is not None

@@ -15,7 +15,7 @@ from latfit.errors import FitNotUsable
 from latfit.fitting.checking.conformal import Scores
 from latfit.fitting.checking.crossval import HeldOut
 from latfit.fitting.data import FitData, fit_data
-from latfit.model import CONTEXT, FitResult, StepTable, fitted_identity, latency_draws, parameter_draws
+from latfit.model import CONTEXT, FitResult, StepTable, fitted_identity, step_draws
 from latfit.stats import FloatArray, weighted_quantiles
 from latfit.trace import Fact, Trace, facts_beside, identity_of
 
@@ -191,11 +191,10 @@ def _limits(fit: FitResult, phase: str) -> tuple[float, float, float] | None:
 
 def _common_error(fit: FitResult, steps: StepTable) -> float:
     """Return the standard deviation of the median ln T of steps over the parameter draws."""
-    draws, n = parameter_draws(fit), len(steps["B"])
-    if draws is None:
-        return 0.0
+    n = len(steps["B"])
     few = steps.at(np.linspace(0, n - 1, min(n, COMPARED_STEPS)).astype(np.intp))
-    return float(np.std(np.median(np.log(latency_draws(fit, draws, **few) / fit.latency_ms(**few)), axis=1)))
+    drawn = step_draws(fit, few)
+    return 0.0 if drawn is None else float(np.std(np.median(np.log(drawn / fit.latency_ms(**few)), axis=1)))
 
 
 def _context_reach(fit: FitResult, steps: StepTable) -> tuple[float, float]:

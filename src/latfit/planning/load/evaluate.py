@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from msgspec import structs
 
-from latfit.hardware import HardwareProfile
 from latfit.messages import Message, message, note
 from latfit.planning import wording
 from latfit.planning.load.capacity import (
@@ -24,7 +23,7 @@ from latfit.planning.load.capacity import (
     range_of,
     replicas_within,
 )
-from latfit.planning.load.strategies import Machine, Part, Target, cutoff_strategy, machine_of, single_path_strategies
+from latfit.planning.load.strategies import Machine, Part, Target, cutoff_strategy, single_path_strategies
 from latfit.planning.load.uncertainty import PercentileEstimate, estimate_percentile, robust_rate, tail_warnings
 from latfit.planning.request import PlanOptions
 from latfit.planning.result import (
@@ -86,8 +85,7 @@ class LoadPlanner:
         of_most = rows[candidates.index(most)]
         limit = wording.describe_limit(of_most, self.percentile_alone(most.strategy))
         capacity = capacity_of(of_most, self.request, limit, None if robust is None else robust * 1e3)
-        highest_per_s = of_most.sustainable_per_s
-        carried = f"capacity {format_rate(highest_per_s, down=True)} per replica, " if highest_per_s else ""
+        carried = "" if capacity is None else f"capacity {capacity.shown} per replica, "
         threshold = self.threshold() if two_paths else None
         reasons = {
             "T_cut_ms": "GPU and CPU together are overloaded. Lower the rate." if two_paths else FALLS_BACK,
@@ -280,12 +278,3 @@ class LoadPlanner:
         T, fast, slow = part.latency.range_ms(B)
         batch = int(B[int(np.argmax((slow - fast) / T))])
         return f"B={batch} S={batch * self.target.tokens:,} on {part.label}"
-
-
-def plan_load(
-    plan: Plan, profile: HardwareProfile, request: PlanOptions, percentile: float
-) -> tuple[Plan, list[Message]]:
-    rate = request.rate_each
-    assert rate is not None
-    target = Target(plan.sla_ms, percentile / 100, plan.tokens_per_request)
-    return LoadPlanner(machine_of(profile, target.tokens, request), rate, target, request).plan(plan)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
-from latfit.model import FitResult, StepNoise, latency_draws, parameter_draws
+from latfit.model import FitResult, StepNoise, step_draws
 from latfit.planning.serving.evaluate import Evaluator, lengths_of
 from latfit.planning.serving.result import OperatingPoint, OperatingStates
 from latfit.planning.serving.stalls import mean_context
@@ -115,8 +115,8 @@ def _mean_ms(costs: StepCosts, steps: Columns, fits: Sequence[FitResult], phase:
 
 def _drawn_ratios(fits: Sequence[FitResult], steps: Columns, seed: int) -> FloatArray | None:
     """Return drawn over fitted times (k, m) of steps."""
-    draws = parameter_draws(fits[0], seed=seed) if fits else None
-    return None if draws is None else latency_draws(fits[0], draws, **steps) / fits[0].latency_ms(**steps)
+    drawn = step_draws(fits[0], steps, seed=seed) if fits else None
+    return None if drawn is None else drawn / fits[0].latency_ms(**steps)
 
 
 def states_at(rates: Rates, rate: float, output: float, replicas: int = 1) -> OperatingStates:

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from latfit.fitting import read_columns_of
-from latfit.model import FitResult, latency_draws, parameter_draws, with_typical_context
+from latfit.model import FitResult, step_draws, with_typical_context
 from latfit.planning.serving.result import Reached, ServingPlan
 from latfit.records import Number, Record
 from latfit.stats import FloatArray
@@ -103,7 +102,5 @@ def compare_steps(plan: ServingPlan, first: FitResult, other: FitResult) -> list
 def _latencies(fit: FitResult, sizes: FloatArray, typical: Mapping[str, float], seed: int) -> FloatArray:
     """Return typical latencies in ms (1 + draws, n) of steps (n, 2): of the fit, then of its draws."""
     columns = with_typical_context({"B": sizes[:, 0], "S": sizes[:, 1]}, fit.typical and (typical or fit.typical))
-    read = {name: columns[name] for name in dict.fromkeys(["B", "S", *read_columns_of(fit)]) if name in columns}
-    draws = parameter_draws(fit, seed=seed)
-    own = np.asarray(fit.latency_ms(**read))[None, :]
-    return own if draws is None else np.vstack([own, latency_draws(fit, draws, **read)])
+    own, drawn = fit.latency_ms(**columns), step_draws(fit, columns, seed=seed)
+    return own[None, :] if drawn is None else np.vstack([own, drawn])

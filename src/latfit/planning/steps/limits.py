@@ -9,7 +9,7 @@ import numpy as np
 
 from latfit.errors import WrongUsage
 from latfit.hardware import ExecutionPath, step_columns
-from latfit.model import FitResult, latency_draws, parameter_draws
+from latfit.model import FitResult, step_draws
 from latfit.planning.result import BatchRange, TokenRange
 from latfit.stats import FloatArray
 from latfit.trace import DECODE, PREFILL, UNKNOWN
@@ -117,19 +117,19 @@ def token_ranges(
     path: ExecutionPath, sla_ms: float, levels: StepLevels, context: float | None = None
 ) -> list[TokenRange]:
     """Return S_min..S_max for B = 1, 2, 4, ... up to the largest measured B, a row for each range."""
-    draws, found = parameter_draws(path.fit), []
+    found = []
     for B in _doubling(path, "B"):
 
         def typical(S: FloatArray, B: int = B) -> FloatArray:
             return path.fit.latency_ms(**step_columns(np.full(len(S), float(B)), S, context))
 
         def slow(S: FloatArray, B: int = B) -> FloatArray:
-            assert draws is not None
-            steps = step_columns(np.full(len(S), float(B)), S, context)
-            return np.asarray(np.quantile(latency_draws(path.fit, draws, **steps), SURE, axis=0))
+            drawn = step_draws(path.fit, step_columns(np.full(len(S), float(B)), S, context))
+            return typical(S) if drawn is None else np.asarray(np.quantile(drawn, SURE, axis=0))
 
         for span in tokens_within(typical, B, sla_ms, levels):
-            sure = [] if draws is None or span.high is None else tokens_within(slow, B, sla_ms, levels, top=span.high)
+            known = path.fit.draws and span.high is not None
+            sure = tokens_within(slow, B, sla_ms, levels, top=span.high) if known else []
             promised = [each.high for each in sure if each.high is not None and each.high >= span.low]
             beyond = _beyond(path, "S", span) or _beyond(path, "B", Range(B, B))
             found.append(TokenRange(path.name, B, span.low, span.high, beyond, promised[-1] if promised else None))

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.hardware import CERTAIN, ExecutionPath, PathLatency, step_draws
+from latfit.hardware import CERTAIN, ExecutionPath, PathLatency
+from latfit.model import step_draws
 from latfit.planning import wording
 from latfit.planning.result import Interval, Reach, Threshold
 from latfit.stats import FloatArray
@@ -56,7 +57,7 @@ def _first_win(
     reason = wording.describe_wins(paths[0 if reach is Reach.NEVER else 1].label, reach, ranges, what, top)
     interval, never = None, None
     fewer = {name: column[some] for name, column in steps.items()}
-    drawn = [step_draws(path, fewer, seed) for seed, path in enumerate(paths)]
+    drawn = [step_draws(path.fit, fewer, seed=seed) for seed, path in enumerate(paths)]
     if any(T is not None for T in drawn):  # a fit without draws (nominal) stays fixed
         slow, fast = (T[None, some] if own is None else own for T, own in zip((slow, fast), drawn, strict=True))
         won = fast + extra_ms <= slow
@@ -83,7 +84,7 @@ def knee_batch(latency: PathLatency) -> Threshold:
 
 def _best_batch(latency: PathLatency, place: Callable[[FloatArray], int], reason: str) -> Threshold:
     B = latency.batches
-    drawn = step_draws(latency.path, latency.steps(B))
+    drawn = step_draws(latency.path.fit, latency.steps(B))
     interval = None if drawn is None else _interval_of(np.array([B[place(T)] for T in drawn]))
     return Threshold(int(B[place(latency.typical_ms(B))]), reason, interval=interval)
 
