@@ -11,28 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.messages import Message
+from latfit.model import features, fit_parts as parts
 from latfit.model.correction import CORRECTION, OF_STEPS, Correction
-from latfit.model.features import (
-    CONTEXT,
-    MIXED_FROM,
-    ROUNDING,
-    StepTable,
-    check_support,
-    kinds_of,
-    outside_by,
-    read_by,
-    with_typical_context,
-)
-from latfit.model.fit_parts import (
-    Baseline,
-    CrossValidation,
-    DataFacts,
-    Diagnostics,
-    Errors,
-    Estimate,
-    HeldOutErrors,
-    Identifiability,
-)
+from latfit.model.features import CONTEXT, ROUNDING
 from latfit.model.prediction_intervals import PredictionIntervals, intervals_from_json
 from latfit.model.registry import FAMILY
 from latfit.model.step_noise import NO_LEVELS, StepNoise
@@ -99,15 +80,15 @@ class FitResult(Record, frozen=True, tag_field="schema", tag="latfit.fit/1"):
 
     model: str
     status: FitStatus
-    parameters: Mapping[str, Estimate]
-    metrics: Errors = Errors()
-    cross_validation: CrossValidation = CrossValidation()
-    baselines: Mapping[str, Baseline] = {}
-    identifiability: Identifiability = Identifiability()
-    diagnostics: Diagnostics = Diagnostics()
+    parameters: Mapping[str, parts.Estimate]
+    metrics: parts.Errors = parts.Errors()
+    cross_validation: parts.CrossValidation = parts.CrossValidation()
+    baselines: Mapping[str, parts.Baseline] = {}
+    identifiability: parts.Identifiability = parts.Identifiability()
+    diagnostics: parts.Diagnostics = parts.Diagnostics()
     intervals: Mapping[str, Any] = {}
     domain: Mapping[str, Sequence[int | float]] = {}  # least and largest value by column
-    data: DataFacts = DataFacts()
+    data: parts.DataFacts = parts.DataFacts()
     provenance: Mapping[str, Any] = {}
     warnings: Sequence[Message] = ()
     bootstrap: Mapping[str, Any] = {}
@@ -124,7 +105,7 @@ class FitResult(Record, frozen=True, tag_field="schema", tag="latfit.fit/1"):
     @property
     def beats_linear(self) -> bool | None:
         """Whether the held-out error is below that of the linear baseline; None if unknown."""
-        line = self.baselines.get("linear", Baseline())
+        line = self.baselines.get("linear", parts.Baseline())
         own, simple = self.cross_validation.mape_pct, line.cv.mape_pct
         if own is None or simple is None:
             own, simple = self.metrics.mape_pct, line.mape_pct
@@ -167,7 +148,7 @@ class FitResult(Record, frozen=True, tag_field="schema", tag="latfit.fit/1"):
     def steps(self, B: FloatArray, S: FloatArray, **context: FloatArray) -> Steps:
         """Return the steps (n,) as the model takes them, with the typical context if they have none."""
         given = {"B": np.asarray(B, dtype=np.float64), "S": np.asarray(S, dtype=np.float64), **context}
-        return StepTable(with_typical_context(given, self.typical) if self.reads_context else given)
+        return features.StepTable(features.with_typical_context(given, self.typical) if self.reads_context else given)
 
     @property
     def reads_context(self) -> bool:
@@ -212,7 +193,7 @@ class FitResult(Record, frozen=True, tag_field="schema", tag="latfit.fit/1"):
         share = np.where(far > ROUNDING, np.minimum(far / unlike.distance, MAX_DISTANCE), 0.0)
         return np.maximum(wider, (1 + unlike.p90_ape_pct / 100) ** share)
 
-    def _widened(self, column: str, values: FloatArray, tried: HeldOutErrors | None) -> FloatArray:
+    def _widened(self, column: str, values: FloatArray, tried: parts.HeldOutErrors | None) -> FloatArray:
         measured = float(self.domain[column][1]) if column in self.domain else math.inf
         beyond, trained = values > measured, tried.trained_up_to if tried else None
         if not tried or not trained or not 0 < trained < measured:
@@ -275,18 +256,19 @@ class FitResult(Record, frozen=True, tag_field="schema", tag="latfit.fit/1"):
         if not self.support:
             return np.zeros(shape)
         steps = {name: np.broadcast_to(x, shape).ravel() for name, x in {"B": B, "S": S, **context}.items()}
-        return outside_by(self.support, steps["B"], steps["S"], self.kinds(**steps), read_by(steps)).reshape(shape)
+        kinds, read = self.kinds(**steps), features.read_by(steps)
+        return features.outside_by(self.support, steps["B"], steps["S"], kinds, read).reshape(shape)
 
     @classmethod
     def kinds(cls, B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.str_]:
         requests = context.get("prefill_requests")
-        return kinds_of(np.asarray(B), cls.holds_prefill(B, S, **context), requests)
+        return features.kinds_of(np.asarray(B), cls.holds_prefill(B, S, **context), requests)
 
     @staticmethod
     def holds_prefill(B: FloatArray, S: FloatArray, **context: FloatArray) -> NDArray[np.bool_]:
         """Return whether steps (n,) have more tokens per request than decoding, or name prefill tokens."""
         reported = np.asarray(context.get("prefill_tokens", 0.0)) > 0
-        return np.asarray((np.asarray(S) > MIXED_FROM * np.asarray(B)) | reported)
+        return np.asarray((np.asarray(S) > features.MIXED_FROM * np.asarray(B)) | reported)
 
     def to_json(self) -> dict[str, Any]:
         found = super().to_json()
@@ -306,7 +288,7 @@ class FitResult(Record, frozen=True, tag_field="schema", tag="latfit.fit/1"):
             "status": document["status"]["code"],
             "cross_validation": _nest_errors(document.get("cross_validation", {})),
             "baselines": {name: {**each, "cv": _nest_errors(each.get("cv", {}))} for name, each in baselines},
-            "data": DataFacts.upgrade(document.get("data", {})),
+            "data": parts.DataFacts.upgrade(document.get("data", {})),
             "warnings": [Message.upgrade(each) for each in document.get("warnings", ())],
             "correction": document.get("correction") or None,
         }
@@ -320,7 +302,7 @@ class FitResult(Record, frozen=True, tag_field="schema", tag="latfit.fit/1"):
         for name, (low, high) in self.domain.items():
             if not 0 <= low <= high < MAX_VALUE:
                 raise ValueError(f"domain of {name} is {low} to {high}")
-        check_support(self.support)
+        features.check_support(self.support)
         if self.correction is not None and not {*self.correction.nodes} <= {*OF_STEPS}:
             raise ValueError(f"no such axes: {', '.join(self.correction.nodes)}")
         if not all(0 <= tokens < MAX_VALUE for tokens in self.typical.values()):
@@ -350,7 +332,7 @@ def _nest_errors(scores: Mapping[str, Any]) -> dict[str, Any]:
     return {**scores, "errors": scores if "folds" in scores else None}
 
 
-def _is_possible(parameter: Parameter, found: Estimate | None) -> bool:
+def _is_possible(parameter: Parameter, found: parts.Estimate | None) -> bool:
     """Return whether a value is known, finite and not negative, as costs and rates are."""
     return found is not None and 0 <= found.value < MAX_VALUE and (found.value > 0 or not parameter.positive)
 

@@ -13,20 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from latfit import trace
 from latfit.errors import BadInput, WrongUsage, located
 from latfit.stats import FloatArray
-from latfit.trace import (
-    OUTPUTS,
-    PROMPTS,
-    TABLES,
-    TIMES,
-    Source,
-    Trace,
-    numbers,
-    open_source,
-    read_columns,
-    request_format,
-)
+from latfit.trace import Source, Trace, numbers, open_source, read_columns
 from latfit.workload.arrivals import Piecewise
 from latfit.workload.load_generators import FORMATS, NS, Log, Row, S
 from latfit.workload.requests import MAX_TOKENS, PrefixBlocks, Requests, make_requests
@@ -75,7 +65,7 @@ def read_requests(source: str | Path | Source) -> Recording:
     """Return requests from a file, or from standard input for `-`. Raises BadInput."""
     opened = source if isinstance(source, Source) else open_source(source)
     with located(opened.name):
-        if (name := request_format(opened.head)) is not None:
+        if (name := trace.request_format(opened.head)) is not None:
             return _read_log(opened, name)
         table = read_columns(opened, ())
         return recorded_in(table, opened.name, table.provenance)
@@ -105,18 +95,18 @@ def _read_log(opened: Source, name: str) -> Recording:
 def recorded_in(table: Trace, name: str = "the table", dropped: Mapping[str, int] | None = None) -> Recording:
     """Return requests from columns of a table, under any known names. Raises BadInput."""
     dropped = dict(dropped or {})
-    known = next((columns for columns in TABLES if set(columns) <= set(table.columns)), None)
+    known = next((columns for columns in trace.TABLES if set(columns) <= set(table.columns)), None)
     if known is not None:  # production logs, in which requests without output failed
         answered = numbers(table[known[2]]) >= 1
         table = table.select(answered)
         dropped = {"no_output": n} | dropped if (n := int(np.count_nonzero(~answered))) else dropped
-    groups = [(each,) for each in known] if known else (TIMES, PROMPTS, OUTPUTS)
+    groups = [(each,) for each in known] if known else (trace.TIMES, trace.PROMPTS, trace.OUTPUTS)
     names = [next((name for name in group if name in table), "") for group in groups]
     if not all(names):
         raise BadInput(
             f"no columns of request arrivals (there are {', '.join(table.columns)})",
             where=name,
-            remedy=f"Give {'|'.join(TIMES)} in seconds, {'|'.join(PROMPTS)} and {'|'.join(OUTPUTS)}.",
+            remedy=f"Give {'|'.join(trace.TIMES)} in seconds, {'|'.join(trace.PROMPTS)} and {'|'.join(trace.OUTPUTS)}.",
         )
     time_ms = moments_ms(table, names[0])
     columns = {"sent_ms": time_ms, "prompt": numbers(table[names[1]]), "output": numbers(table[names[2]])}

@@ -6,25 +6,12 @@ An asynchronous engine plans step n+1 when step n begins. `fast_forward` repeats
 import numpy as np
 
 from latfit.compiled import entry, inner, shared
-from latfit.simulation.engine import state as st
+from latfit.simulation.engine import state as st, step_cost as cost
 from latfit.simulation.engine.prefix_cache import give_back
 from latfit.simulation.engine.scheduler import absorb, blocks_to_admit, peek, plan
 from latfit.simulation.engine.state import Limits, Load, State, send_all, take
 from latfit.simulation.engine.statistics import count_gaps, note_step
-from latfit.simulation.engine.step_cost import (
-    OF_DECODE,
-    StepCosts,
-    Work,
-    accepted,
-    drawn_ms,
-    level_of,
-    noise_group,
-    noisy_ms,
-    of_context,
-    of_decode,
-    of_decoding,
-    phase_row,
-)
+from latfit.simulation.engine.step_cost import OF_DECODE, StepCosts, Work, drawn_ms
 
 
 @shared
@@ -98,7 +85,7 @@ def execute(o: Limits, load: Load, costs: StepCosts, s: State, work: Work) -> No
         duration += o.draft * o.draft_ms
     s.f[st.EXTRA] = 0.0
     end = begin + duration
-    out = end - min(costs.host_ms[phase_row(work.P, work.S)], duration)
+    out = end - min(costs.host_ms[cost.phase_row(work.P, work.S)], duration)
     made, together, steady = 0, 0, 1
     for i in range(s.i[st.COUNT]):
         if s.chunk[i] == 0:
@@ -147,7 +134,7 @@ def _progress(o: Limits, load: Load, s: State, i: int, begin: float, out: float)
             return 0, 0
     else:
         if chunk > 1:
-            hits = accepted(o.seed, r, s.gen[i], chunk - 1, o.accept)
+            hits = cost.accepted(o.seed, r, s.gen[i], chunk - 1, o.accept)
             s.i[st.DRAFTED] += chunk - 1
             s.i[st.ACCEPTED] += hits
             made = min(1 + hits, load.output[r] - s.gen[i])
@@ -207,8 +194,11 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
     B = float(s.i[st.COUNT])
     computed = captured(B) if o.graphs == 1 else B
     c = costs.typical[0]
-    base = of_decode(c, Work(computed, computed, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
-    level, group = level_of(costs.scatter, OF_DECODE, computed), noise_group(costs.scatter, OF_DECODE, computed)
+    base = cost.of_decode(c, Work(computed, computed, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    level, group = (
+        cost.level_of(costs.scatter, OF_DECODE, computed),
+        cost.noise_group(costs.scatter, OF_DECODE, computed),
+    )
     work, host = Work(B, B, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), costs.host_ms[OF_DECODE]
     at, made = 0, 0
     while made < steps and s.f[st.NOW] < until:
@@ -223,8 +213,8 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
         at = at + 1 if at + 1 < o.block_size else 0
         begin = max(s.f[st.NOW], s.f[st.BUSY_UNTIL])
         held = Work(computed, computed, 0.0, 0.0, 0.0, cached, 0.0, 0.0)
-        typical = (base + of_context(c, held)) * of_decoding(costs.table, computed, cached)
-        duration = noisy_ms(costs.scatter, s, group, typical * level) + 0.0
+        typical = (base + cost.of_context(c, held)) * cost.of_decoding(costs.table, computed, cached)
+        duration = cost.noisy_ms(costs.scatter, s, group, typical * level) + 0.0
         end = begin + duration
         out = end - min(host, duration)
         count_gaps(s, out - s.f[st.LAST_TOKENS], s.i[st.COUNT])

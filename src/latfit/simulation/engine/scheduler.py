@@ -7,28 +7,8 @@ or decodes), static batches.
 import numpy as np
 
 from latfit.compiled import entry, inner, rare
-from latfit.simulation.engine import state as st
-from latfit.simulation.engine.prefix_cache import (
-    behind_units,
-    blocks_shared,
-    give_back,
-    give_back_units,
-    hold_units,
-    name_planned,
-    name_units,
-    units_there,
-)
-from latfit.simulation.engine.state import (
-    Limits,
-    Load,
-    State,
-    blocks_for,
-    put_back,
-    reclaim,
-    send_next,
-    surviving,
-    take,
-)
+from latfit.simulation.engine import prefix_cache as cache, state as st
+from latfit.simulation.engine.state import Limits, Load, State
 from latfit.simulation.engine.statistics import count_gaps, note_step
 from latfit.simulation.engine.step_cost import StepCosts, Work, drawn_ms, phase_row
 from latfit.simulation.heap import pop as heap_pop, push
@@ -145,7 +125,7 @@ def advance_static(o: Limits, load: Load, costs: StepCosts, s: State) -> int:
         size, prompt, output = _fitting(o, load, s, head, arrived)
         s.f[st.NOW] = now
         s.i[st.COUNT], s.i[st.WAITING], s.i[st.SEEN] = size, arrived - head - size, head + size
-        s.i[st.FREE] = o.blocks - size * blocks_for(prompt + output - 1, o.block_size)
+        s.i[st.FREE] = o.blocks - size * st.blocks_for(prompt + output - 1, o.block_size)
         _make_batch(o, load, costs, s, (head, size, prompt, output))
         head += size
         s.f[st.NOW] = s.f[st.BUSY_UNTIL]
@@ -160,7 +140,7 @@ def _fitting(o: Limits, load: Load, s: State, head: int, arrived: int) -> tuple[
     while head + size < arrived and size < o.max_num_seqs:
         r = s.inbox[head + size]
         longer, further = max(prompt, load.prompt[r]), max(output, load.output[r])
-        if size > 0 and (size + 1) * blocks_for(longer + further - 1, o.block_size) > o.blocks:
+        if size > 0 and (size + 1) * st.blocks_for(longer + further - 1, o.block_size) > o.blocks:
             break
         size, prompt, output = size + 1, longer, further
     return size, prompt, output
@@ -190,7 +170,7 @@ def _make_batch(o: Limits, load: Load, costs: StepCosts, s: State, batch: tuple[
                 s.i[st.FINISHED] += 1
                 left -= 1
                 if load.users > 0:
-                    send_next(o, load, s, r, out)
+                    st.send_next(o, load, s, r, out)
         if step > 0:
             count_gaps(s, out - s.f[st.LAST_TOKENS], made)
         note_step(o, s, work, made, (begin, duration, out))
@@ -221,7 +201,7 @@ def plan(o: Limits, load: Load, s: State) -> Work:
     preempted = s.i[st.PREEMPTIONS]
     work, budget = run(o, load, s)
     if len(load.known) > 0:
-        name_planned(o, load, s)
+        cache.name_planned(o, load, s)
     if o.batching != st.CONTINUOUS and s.i[st.PREEMPTIONS] == preempted:
         work, budget = admit(o, load, s, work, budget)
     return work  # type: ignore[no-any-return]
@@ -260,9 +240,9 @@ def run(o: Limits, load: Load, s: State) -> tuple[Work, int]:
 def _make_room(o: Limits, load: Load, s: State, i: int, tokens: int) -> bool:
     """Get blocks for `tokens` of slot i, preempting from the end; False if slot i itself is preempted."""
     while tokens > s.cap[i]:
-        need = blocks_for(tokens - s.cap[i], o.block_size)
+        need = st.blocks_for(tokens - s.cap[i], o.block_size)
         if need <= s.i[st.FREE]:
-            take(s, need)
+            st.take(s, need)
             s.cap[i] += need * o.block_size
             return True
         victim = s.i[st.COUNT] - 1
@@ -280,7 +260,7 @@ def preempt(o: Limits, load: Load, s: State, i: int) -> None:
     s.i[st.COUNT] -= 1
     s.i[st.PREEMPTIONS] += 1
     if s.fin[i] > 0:
-        give_back(o, load, s, r, held)
+        cache.give_back(o, load, s, r, held)
         return
     s.gen_of[r] = s.gen[i]
     s.last[r] = s.token_at[i]
@@ -291,13 +271,13 @@ def preempt(o: Limits, load: Load, s: State, i: int) -> None:
     if o.swap == 1:
         s.kept[r] = s.comp[i]
         s.f[st.EXTRA] += o.swap_ms * s.comp[i]
-        give_back(o, load, s, r, held)
+        cache.give_back(o, load, s, r, held)
     elif len(load.known) > 0:
-        s.kept[r] = behind_units(o, load, s, r, s.comp[i])
-        give_back_units(o, load, s, r, held, owner if s.kept[r] > 0 else -1)
+        s.kept[r] = cache.behind_units(o, load, s, r, s.comp[i])
+        cache.give_back_units(o, load, s, r, held, owner if s.kept[r] > 0 else -1)
     else:
         s.kept[r] = s.comp[i] // o.block_size
-        put_back(s, owner, held)
+        st.put_back(s, owner, held)
 
 
 @inner
@@ -309,9 +289,9 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
         if r < 0 or blocks_to_admit(o, load, s, r) > s.i[st.FREE]:
             break
         known = load.prompt[r] + s.gen_of[r]
-        units = units_there(o, load, s, r)
+        units = cache.units_there(o, load, s, r)
         shared = units * (load.unit // o.block_size)
-        hits = 0 if o.swap == 1 else min(surviving(s, r), (known - 1) // o.block_size - shared)
+        hits = 0 if o.swap == 1 else min(st.surviving(s, r), (known - 1) // o.block_size - shared)
         if len(load.known) > 0 and units < load.unit_start[r + 1] - load.unit_start[r]:
             hits = 0
         comp = _computed(o, load, s, r, known, hits + shared)
@@ -330,13 +310,13 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
         s.i[st.COUNT] += 1
         s.rid[i], s.known[i], s.comp[i], s.gen[i], s.fin[i] = r, known, comp, s.gen_of[r], 0
         s.token_at[i] = s.last[r] if s.preempted[r] > 0 else np.nan
-        room = _blocks_of(o, load, s, r) if whole else blocks_for(comp + chunk, o.block_size)
-        reclaim(s, r, hits)
+        room = _blocks_of(o, load, s, r) if whole else st.blocks_for(comp + chunk, o.block_size)
+        st.reclaim(s, r, hits)
         if len(load.known) > 0:
-            hold_units(o, load, s, r, units)
-        take(s, room - hits - shared)
+            cache.hold_units(o, load, s, r, units)
+        st.take(s, room - hits - shared)
         if len(load.known) > 0:
-            name_units(o, load, s, r, comp, comp + chunk)
+            cache.name_units(o, load, s, r, comp, comp + chunk)
         s.cap[i] = room * o.block_size
         s.chunk[i] = chunk
         budget -= chunk
@@ -346,14 +326,14 @@ def admit(o: Limits, load: Load, s: State, work: Work, budget: int) -> tuple[Wor
 
 @inner
 def blocks_to_admit(o: Limits, load: Load, s: State, r: int) -> int:
-    return int(_blocks_of(o, load, s, r) - blocks_shared(o, load, s, r))
+    return int(_blocks_of(o, load, s, r) - cache.blocks_shared(o, load, s, r))
 
 
 @inner
 def _blocks_of(o: Limits, load: Load, s: State, r: int) -> int:
     if o.batching == st.SELECTIVE:
-        return int(blocks_for(load.prompt[r] + load.output[r] - 1 + o.draft, o.block_size))
-    return int(blocks_for(load.prompt[r] + s.gen_of[r], o.block_size))
+        return int(st.blocks_for(load.prompt[r] + load.output[r] - 1 + o.draft, o.block_size))
+    return int(st.blocks_for(load.prompt[r] + s.gen_of[r], o.block_size))
 
 
 @inner

@@ -10,19 +10,8 @@ from msgspec import UNSET, UnsetType, field, structs
 from latfit.histogram import pooled
 from latfit.policies import Policy
 from latfit.records import Number, Record
-from latfit.simulation.policies.estimate import (
-    LEAST_BATCHES,
-    RECORDED,
-    VARYING,
-    BatchErrors,
-    Estimate,
-    Length,
-    Summary,
-    describe,
-    estimate,
-    grows,
-    summarise,
-)
+from latfit.simulation.policies import estimate as estimates
+from latfit.simulation.policies.estimate import BatchErrors, Estimate, Length, Summary
 from latfit.simulation.policies.replication import Replication
 from latfit.simulation.policies.service import System
 from latfit.simulation.summary import PERCENTILES, STATISTICS, Interval, Times, size_percentiles, times_of
@@ -143,8 +132,8 @@ def make_result(
 
     paths = list(enumerate(path.name for path in system.paths))
     capacity = math.nan if math.isnan(rate) else system.capacity(policy)
-    above, growing = rate >= capacity, not math.isnan(rate) and grows(summaries)
-    found = {name: estimate(summaries, PERCENTILES.get(name)) for name in STATISTICS}
+    above, growing = rate >= capacity, not math.isnan(rate) and estimates.grows(summaries)
+    found = {name: estimates.estimate(summaries, PERCENTILES.get(name)) for name in STATISTICS}
     latency = {name: interval for name, (interval, _) in found.items()}
     counted, served, busy, unserved = total("counted"), total("served"), mean("busy"), total("unserved")
     notes = []
@@ -185,7 +174,7 @@ def make_result(
         trusted={name: each.trusted for name, each in latency.items()},
         capacity_per_s=capacity * MS_PER_S if math.isfinite(capacity) else None,
         by_class=[
-            ClassTimes(name, dict(zip(STATISTICS, describe(parts).tolist(), strict=True)))
+            ClassTimes(name, dict(zip(STATISTICS, estimates.describe(parts).tolist(), strict=True)))
             for name, parts in zip(classes, zip(*(s.by_class for s in summaries), strict=True), strict=False)
         ],
         notes=notes,
@@ -199,7 +188,7 @@ def measured_result(policy: Policy, system: System, served: Replication) -> SimR
     n, warm = len(served.arrive_ms), served.load.warm
     span = float(served.arrive_ms[-1] - served.arrive_ms[warm]) if n > warm + 1 else math.nan
     rate = (n - warm - 1) / span if span > 0 else math.nan
-    return make_result(policy, system, [summarise(served, Length(n, warm, 1))], rate)
+    return make_result(policy, system, [estimates.summarise(served, Length(n, warm, 1))], rate)
 
 
 def _too_short(summaries: Sequence[Summary], latency: Mapping[str, Estimate], *, free: bool) -> list[str]:
@@ -208,10 +197,10 @@ def _too_short(summaries: Sequence[Summary], latency: Mapping[str, Estimate], *,
     if not lacking:
         return []
     needed = max(latency[name].needed for name in lacking)
-    if kind == RECORDED:
+    if kind == estimates.RECORDED:
         why = f", {counted:,} recorded requests of {needed:,} needed."
-    elif kind == VARYING and len(summaries) < LEAST_BATCHES:
-        why = f"; a varying load needs {LEAST_BATCHES} --replications."
+    elif kind == estimates.VARYING and len(summaries) < estimates.LEAST_BATCHES:
+        why = f"; a varying load needs {estimates.LEAST_BATCHES} --replications."
     elif needed <= counted:
         why = "; each run is too short for this load. Use fewer, longer --replications."
     else:

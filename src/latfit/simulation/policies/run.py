@@ -15,21 +15,8 @@ from msgspec import structs
 from latfit.errors import SlaOutOfReach, refuse
 from latfit.policies import POLICIES, SPECIAL, Policy, Settings, Solve, named_policy
 from latfit.simulation.points import MOST_POINTS, Progress, Running, digest, simulate_points
-from latfit.simulation.policies.estimate import (
-    LEAST_BATCHES,
-    MOST,
-    RECORDED,
-    STEADY,
-    VARYING,
-    Length,
-    Summary,
-    divided,
-    estimate,
-    grows,
-    length_of,
-    longer,
-    summarise,
-)
+from latfit.simulation.policies import estimate as estimates
+from latfit.simulation.policies.estimate import RECORDED, STEADY, VARYING, Length, Summary
 from latfit.simulation.policies.replication import FEWEST, check_paths, draw, run
 from latfit.simulation.policies.result import Difference, SimResult, make_result, p99_difference
 from latfit.simulation.policies.service import System, path_times
@@ -98,13 +85,13 @@ def simulate(
 
     summaries = replications(range(length.replications), length.replications)
     if options.requests is None and kind_of(load) == STEADY and below_capacity:
-        while (more := longer(summaries, length, options.warmup)) is not None:
+        while (more := estimates.longer(summaries, length, options.warmup)) is not None:
             length = more
             summaries = replications(range(length.replications), length.replications)
     if options.precision is not None and below_capacity:
         most = options.most_replications
         if options.requests is None:
-            most = min(most, MOST // length.requests)
+            most = min(most, estimates.MOST // length.requests)
         while (upto := _replications_needed(summaries, options.precision, most)) > len(summaries):
             summaries += replications(range(len(summaries), upto), most)
     names, free = _class_names(load), options.requests is None
@@ -116,27 +103,28 @@ def one_replication(
 ) -> Summary:
     streams = Streams(options.seed, replication)
     served = run(policy, system, draw(load, length.requests, length.warm / length.requests, system, streams), streams)
-    return summarise(served, length, options.sla_ms, kind_of(load))
+    return estimates.summarise(served, length, options.sla_ms, kind_of(load))
 
 
 def _first_length(load: Load, options: Options) -> Length:
-    requests, replications, warmup = options.requests, options.replications, options.warmup
+    requests, replications, kind = options.requests, options.replications, kind_of(load)
     if isinstance(load, RecordedLoad):
-        recorded = len(load.requests)
-        return length_of(min(requests or recorded, recorded), replications, warmup or 0.0)
-    if kind_of(load) == VARYING:  # its course counts from the first request on
-        if requests is None:
-            requests, replications = divided(0, replications, 0.0).requests, max(replications, LEAST_BATCHES)
-        return length_of(requests, replications, warmup or 0.0)
-    return divided(0, replications, warmup) if requests is None else length_of(requests, replications, warmup)
+        requests = min(requests or len(load.requests), len(load.requests))
+    elif kind == VARYING and requests is None:
+        requests = estimates.divided(0, replications, 0.0).requests
+        replications = max(replications, estimates.LEAST_BATCHES)
+    if requests is None:
+        return estimates.divided(0, replications, options.warmup)
+    # The course of a load that is not steady counts from the first request on.
+    return estimates.length_of(requests, replications, options.warmup if kind == STEADY else options.warmup or 0.0)
 
 
 def _replications_needed(summaries: list[Summary], precision: float, most: int) -> int:
     count = len(summaries)
-    found, _ = estimate(summaries, PERCENTILES["p99"])
+    found, _ = estimates.estimate(summaries, PERCENTILES["p99"])
     width = found.relative_half_width
     precise = width <= precision and sum(each.counted for each in summaries) >= found.needed
-    if count >= most or grows(summaries) or precise:
+    if count >= most or estimates.grows(summaries) or precise:
         return count
     guess = 1.05 * count * (width / precision) ** 2 if math.isfinite(width) else math.inf
     return int(min(most, 2 * count, max(count + 1, math.ceil(min(guess, most)))))
