@@ -107,9 +107,8 @@ def behind_units(o: Limits, load: Load, s: State, r: int, computed: int) -> int:
     return int(max(computed // o.block_size - (last - first) * (load.unit // o.block_size), 0))
 
 
-@rare
-def forget(s: State) -> None:
-    """Drop all names of free blocks, as a starting engine does."""
-    for at in range(s.i[st.OLDEST], s.i[st.NEWEST]):
-        if s.seg_owner[at] < -1:
-            disown(s, at)
+def forget(states: State, k: int) -> None:
+    """Drop all names of free blocks of engine k, as a starting engine does."""
+    owners = states.seg_owner[k, states.i[k, st.OLDEST] : states.i[k, st.NEWEST]]
+    states.unit_at[k, -2 - owners[owners < -1]] = -1
+    owners[owners < -1] = -1

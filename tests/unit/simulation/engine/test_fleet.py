@@ -12,13 +12,13 @@ from latfit.errors import WrongUsage
 from latfit.simulation.engine.cluster.replicas import (
     METRICS,
     ROUTES,
+    TOLERANCE,
     Autoscaler,
     Routing,
     Schedule,
     parse_autoscaler,
     serve_replicas,
 )
-from latfit.simulation.engine.cluster.router import TOLERANCE
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import linear_costs

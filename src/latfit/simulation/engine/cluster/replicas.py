@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage, refuse
 from latfit.simulation.engine import state as st
 from latfit.simulation.engine.cluster import router as core
+from latfit.simulation.engine.prefix_cache import forget
 from latfit.simulation.engine.run import Counters, EngineRun, idle_engines, load_of, never_runs, run_of, serve_in_turn
 from latfit.simulation.engine.settings import EngineSettings, check_fits
 from latfit.simulation.engine.state import Limits, Load, State, engines_of
@@ -25,7 +27,8 @@ ROUTES = {
     "prefix": core.PREFIX,
     "predicted-latency": core.PREDICTED,
 }
-METRICS = {"requests": 0, "waiting": 1, "kv": 2}
+METRICS = ("requests", "waiting", "kv")
+TOLERANCE = 0.1  # of the autoscaler's metric, within which the replicas stay
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ def _served(
 ) -> EngineRun:
     if routing.route == "round-robin" or (routing.replicas == 1 and routing.route != "prefix"):
         return serve_in_turn(requests, load, costs, limits, range(before, before + routing.replicas))
-    states, router = _routed(limits, load, costs, routing, routing.replicas, before)
+    states, router, _ = _routed(limits, load, costs, routing, routing.replicas, before)
     return run_of(requests, limits, engines_of(states), router.replica, load)
 
 
@@ -159,23 +162,21 @@ def _serve_scaled(
     limits, places = settings.limits(seed), routing.scaling.most
     while True:
         load = load_of(requests, settings, seed)
-        states, router = _routed(limits, load, costs, routing, places)
-        if not router.fleet.i[core.CROWDED]:
+        states, router, fleet = _routed(limits, load, costs, routing, places)
+        if not fleet.crowded:
             break
         places *= 2
-    run, fleet = run_of(requests, limits, engines_of(states), router.replica, load), router.fleet
-    log = fleet.log[:, : fleet.i[core.LOGGED]].copy()
-    return replace(run, paid_ms=paid_ms(fleet, states, float(run.last_ms.max())), scaled=log)
+    run = run_of(requests, limits, engines_of(states), router.replica, load)
+    return replace(run, paid_ms=fleet.paid_until(float(run.last_ms.max())), scaled=np.array(fleet.log).T)
 
 
 def _routed(
     limits: Limits, load: Load, costs: StepCosts, routing: Routing, places: int, before: int = 0
-) -> tuple[State, core.Router]:
+) -> tuple[State, core.Router, "Fleet"]:
     """Run engines behind a router until all is served, or the router finds no place for a replica."""
     static = limits.batching == st.STATIC
     refuse(static, "static batches are routed in turn only", "--set route", "Take round-robin.")
     users, states = int(load.user.max()) + 1, idle_engines(limits, load, range(before, before + places))
-    span = (float(load.arrival.min()), float(load.arrival.max()))
     router = core.Router(
         route=ROUTES[routing.route],
         slack=routing.slack,
@@ -184,47 +185,131 @@ def _routed(
         replica=np.zeros(len(load.arrival), dtype=np.int64),
         last=np.full(users, -1, dtype=np.int32),
         home=np.zeros((users, places), dtype=np.int8),
-        fleet=new_fleet(routing.scaling, routing.start_up_ms, routing.replicas, places, span),
+        up=np.zeros(places, dtype=np.int8),
+        turn=np.array([places - 1]),
     )
-    if core.serve_routed(limits, load, costs, states, router) == st.STUCK:
+    fleet = Fleet(routing, limits, states, router.up, float(load.arrival.min()))
+    answer = core.CHANGES
+    while answer == core.CHANGES and not fleet.crowded:
+        change_ms = fleet.next_change()
+        answer = core.serve_routed(limits, load, costs, states, router, change_ms)
+        if answer == core.CHANGES:
+            fleet.change(change_ms)
+    if answer == st.STUCK:
         raise never_runs()
-    return states, router
+    return states, router, fleet
 
 
-def new_fleet(
-    scaling: Scaling | None, start_ms: float, first: int, places: int, span: tuple[float, float]
-) -> core.Fleet:
-    rule, looks = np.array([-1.0, 0.0, 0.0, 0.0, np.inf]), 0
-    moments, counts, recent = np.empty(0), np.empty(0, dtype=np.int64), 1
-    if isinstance(scaling, Schedule):
-        moments, counts = np.array(scaling.moments_ms[1:]), np.array(scaling.replicas[1:], dtype=np.int64)
-    elif scaling is not None:
-        rule = np.array([METRICS[scaling.metric], scaling.target, scaling.least, scaling.most, scaling.every_ms])
-        looks = math.ceil(span[1] / scaling.every_ms)
-        recent = 1 + math.floor(scaling.cool_down_ms / scaling.every_ms)
-    phase, born = np.zeros(places, dtype=np.int64), np.arange(places, dtype=np.int64)
-    phase[:first] = core.UP
-    log = np.zeros((3, 2 + 2 * (len(moments) + looks)))
-    log[:, 0] = 0.0, first, first
-    counters = np.zeros(7, dtype=np.int64)
-    counters[[core.ASKED, core.BORN, core.LOGGED, core.TURN]] = first, first, 1, places - 1
-    since = np.full(places, span[0])
-    zeros = np.zeros((3, places))
-    return core.Fleet(
-        counters, rule, start_ms, moments, counts, np.full(recent, -1, dtype=np.int64),
-        phase, born, since, zeros[0], zeros[1], zeros[2], log,
-    )  # fmt: skip
+@dataclass
+class Replica:
+    born: int
+    since_ms: float
+    ready_ms: float
+    ended_ms: float = math.inf  # when the router stopped to send it requests
 
 
-def paid_ms(fleet: core.Fleet, states: State, end_ms: float) -> float:
-    """Return the paid time of all replicas until the end of a run."""
-    total = fleet.paid.copy()
-    for k, phase in enumerate(fleet.phase):
-        if phase == core.DRAINING:
-            total[k] += max(fleet.ended[k], states.f[k, st.BUSY_UNTIL]) - fleet.since[k]
-        elif phase != core.ABSENT:
-            total[k] += end_ms - fleet.since[k]
-    return float(total.sum())
+@dataclass
+class Fleet:
+    """Replicas that come and go by a schedule or a rule, each in a place of the router."""
+
+    routing: Routing
+    limits: Limits
+    states: State
+    up: NDArray[np.int8]  # 1 where a place takes requests
+    start_ms: float
+    decisions: int = 0  # moments of the schedule, or evaluations of the rule, so far
+    paid_ms: float = 0.0  # of replicas that are gone
+    crowded: bool = False  # whether there was no place for a replica
+
+    def __post_init__(self) -> None:
+        self.asked = self.born = self.routing.replicas
+        self.replicas = {place: Replica(place, self.start_ms, self.start_ms) for place in range(self.asked)}
+        self.up[: self.asked] = 1
+        self.recent = list[int]()  # recommendations
+        self.log = [(0.0, self.asked, self.asked)]  # (time, replicas serving, replicas requested)
+
+    def next_change(self) -> float:
+        return min([self._decision_ms(), *(self.replicas[place].ready_ms for place in self._starting())])
+
+    def change(self, now: float) -> None:
+        """Apply the changes at `now`; all engines have advanced to it."""
+        asked, scaling = self.asked, self.routing.scaling
+        if self._decision_ms() <= now:
+            self.decisions += 1
+            asked = scaling.replicas[self.decisions] if isinstance(scaling, Schedule) else self._recommended()
+        while self.asked > asked:
+            self._send_away(now)
+        while self.asked < asked and not self.crowded:
+            self._start(now)
+        for place in self._starting():
+            self.up[place] = self.replicas[place].ready_ms <= now
+        found = int(self.up.sum()), self.asked
+        if self.log[-1][1:] != found:
+            if self.log[-1][0] >= now:
+                self.log.pop()
+            self.log.append((now, *found))
+
+    def paid_until(self, end_ms: float) -> float:
+        """Return the paid time of all replicas until the end of a run."""
+        return self.paid_ms + sum(self._gone_ms(place, end_ms) - each.since_ms for place, each in self.replicas.items())
+
+    def _decision_ms(self) -> float:
+        scaling = self.routing.scaling
+        if isinstance(scaling, Schedule):
+            return next(iter(scaling.moments_ms[self.decisions + 1 :]), math.inf)
+        return math.inf if scaling is None else (self.decisions + 1) * scaling.every_ms
+
+    def _starting(self) -> list[int]:
+        return [place for place, each in self.replicas.items() if not self.up[place] and each.ended_ms == math.inf]
+
+    def _gone_ms(self, place: int, end_ms: float) -> float:
+        ended_ms = self.replicas[place].ended_ms
+        return end_ms if ended_ms == math.inf else max(ended_ms, float(self.states.f[place, st.BUSY_UNTIL]))
+
+    def _in_system(self, place: int) -> tuple[int, int]:
+        """Return the requests of a place that wait and that run."""
+        i = self.states.i[place]
+        return int(i[st.WAITING] + i[st.PUSHED] - i[st.SEEN]), int(i[st.COUNT])
+
+    def _recommended(self) -> int:
+        rule, total = self.routing.scaling, 0.0
+        assert isinstance(rule, Autoscaler)
+        for place in np.flatnonzero(self.up).tolist():
+            waiting, running = self._in_system(place)
+            if rule.metric == "kv":
+                total += 1 - int(self.states.i[place, st.FREE]) / self.limits.blocks
+            else:
+                total += waiting + (running if rule.metric == "requests" else 0)
+        found = math.ceil(total / rule.target - 1e-9)
+        if abs(total / (rule.target * self.asked) - 1.0) <= TOLERANCE:
+            found = self.asked
+        self.recent.append(min(max(found, rule.least), rule.most))
+        highest = max(self.recent[-1 - math.floor(rule.cool_down_ms / rule.every_ms) :])
+        return max(self.recent[-1], min(highest, self.asked))
+
+    def _send_away(self, now: float) -> None:
+        """Remove one replica: one that still starts, else the youngest."""
+        starting = self._starting()
+        place = max(starting or np.flatnonzero(self.up).tolist(), key=lambda each: self.replicas[each].born)
+        self.asked -= 1
+        if starting:
+            self.paid_ms += now - self.replicas.pop(place).since_ms
+        else:
+            self.up[place], self.replicas[place].ended_ms = 0, now
+
+    def _start(self, now: float) -> None:
+        for place in range(len(self.up)):
+            if place in self.replicas:
+                gone_ms = self._gone_ms(place, math.inf)
+                if gone_ms <= now and not any(self._in_system(place)):
+                    self.paid_ms += gone_ms - self.replicas.pop(place).since_ms
+            if place not in self.replicas:
+                forget(self.states, place)
+                self.replicas[place] = Replica(self.born, now, now + self.routing.start_up_ms)
+                self.born += 1
+                self.asked += 1
+                return
+        self.crowded = True
 
 
 ALL_PROMPTS = (0.0, math.inf)

@@ -1,4 +1,4 @@
-"""Route arriving requests to engines, and change their number: docs/theory/simulation.md, "Router and replicas".
+"""Route arriving requests to engines: docs/theory/simulation.md, "Router and replicas".
 
 At each arrival all engines advance to that moment, then the route picks one; ties go to the first.
 """
@@ -11,43 +11,16 @@ from numpy.typing import NDArray
 from latfit.compiled import entry, inner, rare
 from latfit.simulation.engine import state as st
 from latfit.simulation.engine.loop import advance
-from latfit.simulation.engine.prefix_cache import forget, units_there
+from latfit.simulation.engine.prefix_cache import units_there
 from latfit.simulation.engine.state import Limits, Load, SmallIntArray, State, blocks_for, one_of
 from latfit.simulation.engine.step_cost import StepCosts, Work, step_ms
-from latfit.stats import FloatArray, IntArray
+from latfit.stats import IntArray
 
 ROUND_ROBIN, LEAST_LOADED, SHORTEST_QUEUE, PREFIX, PREDICTED = range(5)
 
 WORTH = 0.5  # smallest cached share of a prompt for which the prefix decides the route, as in SGLang
 
-TOLERANCE = 0.1  # of the autoscaler's metric, within which the replicas stay
-
-ABSENT, STARTING, UP, DRAINING = range(4)  # phases of a place for a replica
-
-ASKED, NEXT, TICK, BORN, LOGGED, TURN, CROWDED = range(7)
-"""Counters in `Fleet.i`.
-
-ASKED: replicas that start or serve. NEXT: row of the schedule. TICK: evaluations of the rule. BORN: replicas ever
-started. LOGGED: rows of the log. TURN: last place routed to. CROWDED: 1 once no place was free.
-"""
-
-
-class Fleet(NamedTuple):
-    i: IntArray
-    rule: FloatArray  # (5,): metric (-1 for none), target, least, most, ms between evaluations
-    start_ms: float  # time from request to service, ms
-    moments: FloatArray  # moments, counts: schedule
-    counts: IntArray
-    recent: IntArray  # last recommendations
-    # phase, born, since, ready, ended, paid: by place: phase, number, time of request, of readiness and of
-    # removal, paid ms
-    phase: IntArray
-    born: IntArray
-    since: FloatArray
-    ready: FloatArray
-    ended: FloatArray
-    paid: FloatArray
-    log: FloatArray  # (3, c): time, replicas serving, replicas requested
+CHANGES = 4  # status of the core: the number of replicas changes
 
 
 class Router(NamedTuple):
@@ -58,24 +31,24 @@ class Router(NamedTuple):
     replica: IntArray  # engine (n,) of each request
     last: SmallIntArray  # last engine (users,) of each user, -1 for none
     home: NDArray[np.int8]  # 1 where a user has been served before (users, engines)
-    fleet: Fleet  # replicas present
+    up: NDArray[np.int8]  # 1 where an engine (engines,) takes requests
+    turn: IntArray  # last engine (1,) routed to in turn
 
 
 @entry
-def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router: Router) -> int:
-    """Route and serve all requests of the source.
+def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router: Router, change_ms: float) -> int:
+    """Route and serve the requests of the source that arrive before a change of the replicas.
 
-    Returns 0 when all are done or the fleet has no place for a new replica, 2 if a waiting request can never run.
+    Returns 0 when all are done, CHANGES at the change, 2 if a waiting request can never run.
     """
-    source, counts, fleet = states.source, states.source_i, router.fleet
+    source, counts = states.source, states.source_i
     while True:
         moment = np.inf
         if counts[st.SEEN] < counts[st.PUSHED]:
             moment = load.arrival[source[counts[st.SEEN]]]
-        changes = next_change(fleet)
-        changed = changes <= moment and moment < np.inf
+        changed = change_ms <= moment and moment < np.inf
         if changed:
-            moment = changes
+            moment = change_ms
         if load.users > 0:
             k, until = _plans_next(load, states)
             if k >= 0 and until[0] < moment:
@@ -89,15 +62,12 @@ def serve_routed(o: Limits, load: Load, costs: StepCosts, states: State, router:
                     if answer == st.STUCK and moment == np.inf:
                         return st.STUCK
         if changed:
-            change(o, fleet, states, moment)
-            if fleet.i[CROWDED] > 0:
-                return 0
-            continue
+            return CHANGES
         if moment == np.inf:
             return 0
         r = source[counts[st.SEEN]]
         counts[st.SEEN] += 1
-        k = in_turn(fleet) if router.route == ROUND_ROBIN else _choose(o, load, costs, states, router, r)
+        k = in_turn(router) if router.route == ROUND_ROBIN else _choose(o, load, costs, states, router, r)
         router.replica[r] = k
         if len(load.known) > 0 and router.route != ROUND_ROBIN:
             load.cached[r] = load.unit * units_there(o, load, one_of(states, k), r)
@@ -128,7 +98,7 @@ def _choose(o: Limits, load: Load, costs: StepCosts, states: State, router: Rout
     """Choose the engine for request r and record that it has the request's prefix."""
     chosen, least = 0, np.inf
     for k in range(states.i.shape[0]):
-        if router.fleet.phase[k] != UP:
+        if router.up[k] == 0:
             continue
         s = one_of(states, k)
         if router.route == SHORTEST_QUEUE:
@@ -145,7 +115,7 @@ def _choose(o: Limits, load: Load, costs: StepCosts, states: State, router: Rout
         return int(_with_prefix(o, load, states, router, r, least + router.slack))
     user = load.user[r]
     before = router.last[user]
-    if before >= 0 and router.fleet.phase[before] == UP and _in_system(one_of(states, before)) <= least + router.slack:
+    if before >= 0 and router.up[before] == 1 and _in_system(one_of(states, before)) <= least + router.slack:
         chosen = before
     if router.home[user, chosen] == 1:
         held = int(router.share * load.prompt[r]) // o.block_size * o.block_size
@@ -163,7 +133,7 @@ def _with_prefix(o: Limits, load: Load, states: State, router: Router, r: int, m
     for k in range(states.i.shape[0]):
         s = one_of(states, k)
         has = _in_system(s)
-        if router.fleet.phase[k] != UP or has > most:
+        if router.up[k] == 0 or has > most:
             continue
         units = units_there(o, load, s, r)
         if units > found or (units == found and has < fewest):
@@ -220,113 +190,10 @@ def _typical_ms(costs: StepCosts, work: Work) -> float:
 
 
 @inner
-def next_change(f: Fleet) -> float:
-    found = (f.i[TICK] + 1) * f.rule[4] if f.rule[0] >= 0 else np.inf
-    if f.i[NEXT] < len(f.moments):
-        found = min(found, f.moments[f.i[NEXT]])
-    for k in range(len(f.phase)):
-        if f.phase[k] == STARTING:
-            found = min(found, f.ready[k])
-    return float(found)
-
-
-@rare
-def change(o: Limits, f: Fleet, states: State, now: float) -> None:
-    """Apply the changes at `now`; all engines have advanced to it."""
-    asked = f.i[ASKED]
-    if f.i[NEXT] < len(f.moments) and f.moments[f.i[NEXT]] <= now:
-        asked = f.counts[f.i[NEXT]]
-        f.i[NEXT] += 1
-    if f.rule[0] >= 0 and (f.i[TICK] + 1) * f.rule[4] <= now:
-        asked = _recommended(o, f, states)
-        f.i[TICK] += 1
-    while f.i[ASKED] > asked:
-        _send_away(f, now)
-    while f.i[ASKED] < asked and f.i[CROWDED] == 0:
-        _start(f, states, now)
-    for k in range(len(f.phase)):
-        if f.phase[k] == STARTING and f.ready[k] <= now:
-            f.phase[k] = UP
-    up = 0
-    for k in range(len(f.phase)):
-        up += f.phase[k] == UP
-    at = f.i[LOGGED] - 1
-    if f.log[1, at] != up or f.log[2, at] != f.i[ASKED]:
-        if f.log[0, at] < now and at + 1 < f.log.shape[1]:
-            at += 1
-            f.i[LOGGED] += 1
-        f.log[0, at], f.log[1, at], f.log[2, at] = now, up, f.i[ASKED]
-
-
-@inner
-def _recommended(o: Limits, f: Fleet, states: State) -> int:
-    total, asked = 0.0, f.i[ASKED]
-    for k in range(len(f.phase)):
-        if f.phase[k] == UP:
-            i = states.i[k]
-            if f.rule[0] == 2:
-                total += (o.blocks - i[st.FREE]) / o.blocks
-            else:
-                total += i[st.WAITING] + i[st.PUSHED] - i[st.SEEN] + (i[st.COUNT] if f.rule[0] == 0 else 0)
-    found = int(np.ceil(total / f.rule[1] - 1e-9))
-    if abs(total / (f.rule[1] * asked) - 1.0) <= TOLERANCE:
-        found = asked
-    found = int(min(max(found, f.rule[2]), f.rule[3]))
-    f.recent[f.i[TICK] % len(f.recent)] = found
-    if found >= asked:
-        return found
-    most = found
-    for each in f.recent:
-        most = max(most, each)
-    return int(min(most, asked))
-
-
-@inner
-def _send_away(f: Fleet, now: float) -> None:
-    """Remove one replica: one that still starts, else the youngest."""
-    chosen = -1
-    for k in range(len(f.phase)):
-        if f.phase[k] == STARTING or f.phase[k] == UP:
-            younger = chosen >= 0 and f.phase[k] == f.phase[chosen] and f.born[k] > f.born[chosen]
-            if chosen < 0 or f.phase[k] < f.phase[chosen] or younger:
-                chosen = k
-    f.i[ASKED] -= 1
-    if f.phase[chosen] == STARTING:
-        f.phase[chosen] = ABSENT
-        f.paid[chosen] += now - f.since[chosen]
-        return
-    f.phase[chosen] = DRAINING
-    f.ended[chosen] = now
-
-
-@inner
-def _start(f: Fleet, states: State, now: float) -> None:
-    for k in range(len(f.phase)):
-        if f.phase[k] == DRAINING and _drained(states, k, now):
-            f.phase[k] = ABSENT
-            f.paid[k] += max(f.ended[k], states.f[k, st.BUSY_UNTIL]) - f.since[k]
-        if f.phase[k] == ABSENT:
-            forget(one_of(states, k))
-            f.phase[k], f.since[k], f.ready[k] = STARTING, now, now + f.start_ms
-            f.born[k] = f.i[BORN]
-            f.i[BORN] += 1
-            f.i[ASKED] += 1
-            return
-    f.i[CROWDED] = 1
-
-
-@inner
-def _drained(states: State, k: int, now: float) -> bool:
-    i = states.i[k]
-    waits = i[st.WAITING] + i[st.COUNT] + i[st.PUSHED] - i[st.SEEN]
-    return bool(waits == 0 and states.f[k, st.BUSY_UNTIL] <= now)
-
-
-@inner
-def in_turn(f: Fleet) -> int:
-    k = f.i[TURN]
+def in_turn(router: Router) -> int:
+    k = router.turn[0]
     while True:
-        k = k + 1 if k + 1 < len(f.phase) else 0
-        if f.phase[k] == UP:
-            f.i[TURN] = k
+        k = k + 1 if k + 1 < len(router.up) else 0
+        if router.up[k] == 1:
+            router.turn[0] = k
             return int(k)
