@@ -15,13 +15,10 @@ from numpy.typing import NDArray
 from latfit.errors import BadInput, WrongUsage, tell
 from latfit.stats import MAD_TO_SIGMA, FloatArray, weighted_quantile
 from latfit.trace.metadata import CellFacts, facts_of
-from latfit.trace.table import IDENTITY, WEIGHT, Trace, row_weights, step_count
-
-Mask = NDArray[np.bool_]
+from latfit.trace.table import IDENTITY, MAX_EXACT, WEIGHT, Mask, Trace, row_weights, step_count
 
 MAX_COUNT = 2**31 - 1  # requests or tokens of a step
 MAX_CACHED_TOKENS = 2**40
-MAX_EXACT = 2**53  # from here on float64 skips whole numbers
 MIN_MS, MAX_MS = 1e-9, 1e13  # less than a clock cycle; 300 years
 
 ZERO_TIME_SHARE = 0.05  # of the shortest median over octaves of S

@@ -14,11 +14,10 @@ from latfit.files import dumps, write_whole
 from latfit.inputs import decode_json, unreadable
 from latfit.memory import check_memory
 from latfit.trace.metadata import Metadata
-from latfit.trace.table import KINDS, Array, Trace
+from latfit.trace.table import KINDS, MAX_EXACT, Array, Trace
 
 METADATA_KEY = b"latfit"
 MAX_LABEL_CHARS = 250
-MAX_EXACT = 2**53  # from here on float64 skips whole numbers
 MAX_INT32 = 2**31 - 1
 COPIES = 3  # of a column in memory while it is read
 COPY_AGAIN = "It may be cut short or damaged: copy or make it again."

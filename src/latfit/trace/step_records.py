@@ -7,16 +7,13 @@ length.
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from latfit.errors import BadInput
 from latfit.stats import FloatArray
 from latfit.trace.clean import MAX_MS, runs_in_time
 from latfit.trace.metadata import facts_of
 from latfit.trace.serving_engine import draft_tokens
-from latfit.trace.table import MIXED, PREFILL, Trace
-
-Mask = NDArray[np.bool_]
+from latfit.trace.table import MIXED, PREFILL, Mask, Trace
 
 COMPUTE, PERIOD = "compute", "period"  # what T_ms may be
 NO_PERIOD = "no_period"  # why a clean row is left out if periods are fitted

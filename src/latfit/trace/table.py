@@ -19,6 +19,7 @@ from latfit.stats import FloatArray, distinct
 from latfit.units import number
 
 SCHEMA = "latfit.trace/1"
+MAX_EXACT = 2**53  # from here on float64 skips whole numbers
 
 Kind = Literal["int", "float", "text", "flag"]
 

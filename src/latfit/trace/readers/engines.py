@@ -3,7 +3,6 @@
 import math
 from array import array
 from collections.abc import Callable, Collection, Mapping
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from latfit.trace.readers.source import (
     numbers,
     read_delimited,
     records,
+    seconds_of,
     text,
 )
 from latfit.trace.table import REQUIRED, Array, Trace
@@ -212,6 +212,7 @@ def _iteration(record: dict[str, Any]) -> dict[str, float | str]:
     prefill, decode = number(stats, "numContextRequests"), number(stats, "numGenRequests")
     prefill_tokens, per_request = number(stats, "numCtxTokens"), number(stats, "avgNumDecodedTokensPerIter")
     decode_tokens = float(np.rint(decode * per_request)) if per_request > 0 else decode
+    stamp = text(record, "timestamp")  # MM-DD-YYYY hh:mm:ss.ffffff
     used, blocks = number(cache, "usedNumBlocks"), number(cache, "maxNumBlocks")
     prefill_context = number(stats, "numCtxKvTokens")
     context = prefill_context + number(stats, "numGenKvTokens")
@@ -225,18 +226,10 @@ def _iteration(record: dict[str, Any]) -> dict[str, float | str]:
         "queued_requests": number(record, "numQueuedRequests"),
         "kv_usage": used / blocks if blocks > 0 else np.nan,
         "step": number(record, "iter"),
-        "seconds": _parse_time(text(record, "timestamp")),
+        "seconds": seconds_of(f"{stamp[6:10]}-{stamp[:2]}-{stamp[3:5]}T{stamp[11:]}"),
         **{name: number(record, name) for name in TIMES},
         "replica": text(record, "attentionDpRank") or text(record, "rank"),
     }
-
-
-def _parse_time(stamp: str) -> float:
-    """Return the seconds of `MM-DD-YYYY hh:mm:ss.ffffff`; NaN for anything else."""
-    try:
-        return datetime.fromisoformat(f"{stamp[6:10]}-{stamp[:2]}-{stamp[3:5]}T{stamp[11:]}+00:00").timestamp()
-    except (ValueError, OverflowError):
-        return math.nan
 
 
 TRTLLM = step_reader(

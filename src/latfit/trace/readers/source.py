@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -317,6 +318,14 @@ def _parse(content: bytes) -> tuple[Any, int]:
         ),
     )
     return table, len(bad)
+
+
+def seconds_of(moment: str) -> float:
+    """Return the seconds of an ISO date and time; NaN for anything else."""
+    try:
+        return datetime.fromisoformat(f"{moment}+00:00").timestamp()
+    except (ValueError, OverflowError):
+        return math.nan
 
 
 def _to_number(value: Any) -> float:

@@ -3,13 +3,12 @@
 import math
 import re
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from latfit.trace.readers.engines import Rows, step_reader
-from latfit.trace.readers.source import Source, Tally, has_keys, number, records
+from latfit.trace.readers.source import Source, Tally, has_keys, number, records, seconds_of
 from latfit.trace.table import Array
 from latfit.units import MS_PER_UNIT
 
@@ -32,10 +31,7 @@ def fields_in(text: str) -> dict[str, float]:
 def seconds_in(text: str) -> float:
     """Return the seconds of the first `YYYY-MM-DD hh:mm:ss`, NaN without one."""
     found = TIME.search(text)
-    try:
-        return datetime.fromisoformat(f"{found[0]}+00:00").timestamp() if found else math.nan
-    except ValueError:
-        return math.nan
+    return seconds_of(found[0]) if found else math.nan
 
 
 ITERATION = re.compile(r"\biter = \d+, global_rank = \d+, rank = (\d{1,9}), .*?host_step_time = ")
