@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from latfit.model.features import SOURCES, Features, decode_only
-from latfit.model.term_model import Expression, Parameter, Separable, Shape, Steps, Term, term
+from latfit.model.term_model import Expression, Parameter, Separable, Steps, Term, shape, term
 from latfit.stats import FloatArray
 
 
@@ -53,7 +53,7 @@ HINGE = Separable(
     "hinge",
     "T = tau_0 + tau_B*B + tau_S*S + b*max(S - S_0, 0)",
     (TAU_0, TAU_B, TAU_S, KINK),
-    (Shape(Parameter("S_0", "tokens", "tokens that saturate the hardware", positive=True), _kink_range),),
+    (shape("S_0", "tokens", "tokens that saturate the hardware", _kink_range),),
 )
 
 
@@ -205,7 +205,9 @@ TAU_E = term(
     lambda S, k_E: -np.expm1(-k_E * S),
     k_E=lambda S, k_E: S * np.exp(-k_E * S),
 )
-K_E = Shape(
-    Parameter("k_E", "1/token", "how fast the weights read saturate with S", positive=True),
+K_E = shape(
+    "k_E",
+    "1/token",
+    "how fast the weights read saturate with S",
     lambda f: (0.5 / float(f["S"].max()), max(3.0, 1.0 / float(f["S"].max()))),
 )

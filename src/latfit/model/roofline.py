@@ -11,7 +11,7 @@ import numpy as np
 
 from latfit.model.features import SOURCES, Features, decode_only
 from latfit.model.formulas import TAU_0, TAU_A, TAU_B, TAU_K, TAU_L, TAU_M, TAU_N, TAU_S, TAU_Y, with_prefill
-from latfit.model.term_model import Choice, Parameter, Separable, Shape, Term, term
+from latfit.model.term_model import Choice, Parameter, Separable, Term, shape, term
 from latfit.stats import FloatArray
 
 
@@ -171,29 +171,17 @@ ROOFLINE = Separable(
         LONG,
     ),
     (
-        Shape(
-            Parameter("S_0", "tokens", "tokens below which reading weights is the limit", positive=True),
+        shape(
+            "S_0",
+            "tokens",
+            "tokens below which reading weights is the limit",
             lambda f: (max(0.5 * float(f["S"].min()), 0.5), 1.5 * float(f["S"].max())),
         ),
-        Shape(
-            Parameter("S_1", "tokens", "tokens from which a step counts as long", positive=True),
-            _span("S", -1 / 32, 2 / 3),
-        ),
-        Shape(
-            Parameter("P_0", "tokens", "prompt tokens that saturate the hardware", positive=True), _span("P", 1.0, 4.0)
-        ),
-        Shape(
-            Parameter("Q_s", "requests", "decoding requests that saturate the hardware", positive=True),
-            _span("B", 0.25, 4.0),
-        ),
-        Shape(
-            Parameter("K_0", "tokens", "cached tokens that stay in the second-level cache", positive=True),
-            _span("KD", -1e-3, 1.0),
-        ),
-        Shape(
-            Parameter("B_1", "requests", "decoding requests from which a step counts as large", positive=True),
-            _span("B", -1 / 32, 5 / 6),
-        ),
+        shape("S_1", "tokens", "tokens from which a step counts as long", _span("S", -1 / 32, 2 / 3)),
+        shape("P_0", "tokens", "prompt tokens that saturate the hardware", _span("P", 1.0, 4.0)),
+        shape("Q_s", "requests", "decoding requests that saturate the hardware", _span("B", 0.25, 4.0)),
+        shape("K_0", "tokens", "cached tokens that stay in the second-level cache", _span("KD", -1e-3, 1.0)),
+        shape("B_1", "requests", "decoding requests from which a step counts as large", _span("B", -1 / 32, 5 / 6)),
     ),
     (
         Choice(Parameter("p", "1", "sharpness of the matrix products' corner", positive=True, fixed=4.0), SHARPNESS),

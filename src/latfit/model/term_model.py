@@ -116,7 +116,10 @@ def term(
 class Shape:
     parameter: Parameter
     span: Callable[[Features], tuple[float, float]]  # range in which it is searched
-    rate_of: str | None = None  # column that it multiplies, if it is a rate
+
+
+def shape(name: str, unit: str, meaning: str, span: Callable[[Features], tuple[float, float]]) -> Shape:
+    return Shape(Parameter(name, unit, meaning, positive=True), span)
 
 
 @dataclass(frozen=True)
@@ -144,10 +147,9 @@ class Separable:
         own = (tuple(t.parameter for t in self.terms), tuple(s.parameter for s in self.shapes))
         return (*self._base_parameters, *own[0], *own[1], *(choice.parameter for choice in self.choices))
 
-    @cached_property
+    @property
     def rates(self) -> tuple[tuple[str, str], ...]:
-        own = tuple((shape.parameter.name, shape.rate_of) for shape in self.shapes if shape.rate_of)
-        return (*(self.base.rates if self.base else ()), *own)
+        return self.base.rates if self.base else ()
 
     @cached_property
     def outer(self) -> tuple[str, ...]:
@@ -159,7 +161,7 @@ class Separable:
 
     def span(self, name: str, steps: Steps) -> tuple[float, float] | None:
         for shape in self.shapes:
-            if shape.parameter.name == name and not shape.rate_of:
+            if shape.parameter.name == name:
                 return shape.span(features_of(steps))
         return self.base.span(name, steps) if self.base else None
 
