@@ -73,7 +73,8 @@ def policy_runs() -> Iterator[tuple[str, str]]:
         for load in loads.values():
             streams = Streams(3, 1)
             served.append(run(policy, BOTH, draw(load, 3000, 0.1, BOTH, streams), streams))
-        yield f"policy {name}", digest(*(part for each in served for part in (each.response_ms, each.path, each.busy)))
+        parts = (part for each in served for part in (each.response_ms, each.path, each.totals.busy))
+        yield f"policy {name}", digest(*parts)
     for name in ("gpu-only", "cutoff", "split"):
         policy = named_policy(name, 0.8, path_times(BOTH))
         for kind, load in (("poisson", loads["poisson"]), ("recorded", loads["recorded"])):

@@ -158,7 +158,7 @@ class Machine:
             served = serve_arrivals(policy, system, arrive, start, Streams(effort.seed, run))
             runs.append(histogram_of(served.response_ms[start:]))
             overflow += float(served.path[start:].mean()) / effort.runs
-            busy += float(served.busy[1]) / effort.runs
+            busy += float(served.totals.busy[1]) / effort.runs
         return ResponseDistribution(tuple(runs), busy, math.nan, settled, overflow_share=overflow)
 
 

@@ -195,10 +195,8 @@ def _repeat(o: Limits, load: Load, costs: StepCosts, s: State, bounds: tuple[int
     computed = captured(B) if o.graphs == 1 else B
     c = costs.typical[0]
     base = cost.of_decode(c, Work(computed, computed, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
-    level, group = (
-        cost.level_of(costs.scatter, OF_DECODE, computed),
-        cost.noise_group(costs.scatter, OF_DECODE, computed),
-    )
+    level = cost.level_of(costs.scatter, OF_DECODE, computed)
+    group = cost.noise_group(costs.scatter, OF_DECODE, computed)
     work, host = Work(B, B, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), costs.host_ms[OF_DECODE]
     at, made = 0, 0
     while made < steps and s.f[st.NOW] < until:

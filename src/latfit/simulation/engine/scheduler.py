@@ -72,13 +72,6 @@ def pop(o: Limits, load: Load, s: State, r: int) -> None:
         s.taken[r] = 1
 
 
-@inner
-def push_front(s: State, r: int) -> None:
-    s.stack[s.i[st.STACK]] = r
-    s.i[st.STACK] += 1
-    s.i[st.WAITING] += 1
-
-
 @rare
 def _queue(load: Load, s: State, r: int) -> None:
     user = load.user[r]
@@ -192,7 +185,8 @@ def with_chunk(w: Work, chunk: int, comp: int, decodes: bool) -> Work:
 @inner
 def plan(o: Limits, load: Load, s: State) -> Work:
     """Set the chunk of every slot and take its blocks; return the work, B = 0 if there is nothing to do."""
-    if o.batching == st.CONTINUOUS and _prefills_now(o, s):
+    waiting = s.i[st.WAITING]
+    if o.batching == st.CONTINUOUS and waiting > 0 and (s.i[st.COUNT] == 0 or waiting >= o.start_at):
         for i in range(s.i[st.COUNT]):
             s.chunk[i] = 0
         work, _ = admit(o, load, s, NOTHING, o.budget)
@@ -205,11 +199,6 @@ def plan(o: Limits, load: Load, s: State) -> Work:
     if o.batching != st.CONTINUOUS and s.i[st.PREEMPTIONS] == preempted:
         work, budget = admit(o, load, s, work, budget)
     return work  # type: ignore[no-any-return]
-
-
-@inner
-def _prefills_now(o: Limits, s: State) -> bool:
-    return bool(s.i[st.WAITING] > 0 and (s.i[st.COUNT] == 0 or s.i[st.WAITING] >= o.start_at))
 
 
 @inner
@@ -265,7 +254,9 @@ def preempt(o: Limits, load: Load, s: State, i: int) -> None:
     s.gen_of[r] = s.gen[i]
     s.last[r] = s.token_at[i]
     s.preempted[r] += 1
-    push_front(s, r)
+    s.stack[s.i[st.STACK]] = r
+    s.i[st.STACK] += 1
+    s.i[st.WAITING] += 1
     s.i[st.QUEUED] += s.known[i]
     owner = r if o.reuse == 1 else -1
     if o.swap == 1:

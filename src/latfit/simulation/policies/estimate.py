@@ -13,7 +13,7 @@ from msgspec import structs
 
 from latfit.histogram import Histogram, histogram_of, pooled
 from latfit.records import Number, Record
-from latfit.simulation.policies.replication import Replication
+from latfit.simulation.policies.replication import Replication, Totals
 from latfit.simulation.summary import LEVEL, PERCENTILES, Interval
 from latfit.stats import FloatArray, student_quantile
 
@@ -54,14 +54,10 @@ class Summary:
     load: str  # STEADY, VARYING or RECORDED
     length: Length
     met: int | None  # requests that met their deadline; None if there is no deadline
-    sizes: Any
-    busy: FloatArray
-    served: Any
+    served: Any  # requests (2,) by path
     unserved: int
-    throughput: float
-    mean_in_system: float
-    most_waiting: int
     requests: int
+    totals: Totals
 
     @property
     def counted(self) -> int:
@@ -87,14 +83,10 @@ def summarise(run: Replication, length: Length, sla_ms: float = math.inf, load: 
         load=load,
         length=length,
         met=_met(run, times, sla_ms),
-        sizes=run.sizes,
-        busy=run.busy,
         served=np.array([np.count_nonzero(path == p) for p in range(2)]),
         unserved=int(np.count_nonzero(run.path < 0)),
-        throughput=run.throughput,
-        mean_in_system=run.mean_in_system,
-        most_waiting=run.most_waiting,
         requests=len(run.arrive_ms),
+        totals=run.totals,
     )
 
 

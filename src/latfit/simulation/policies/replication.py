@@ -34,6 +34,16 @@ FINEST = 1e-3  # largest rounding error of the last time stamp, as a share of th
 FEWEST = 20
 
 
+class Totals(NamedTuple):
+    """Numbers of a run over the requests that count."""
+
+    sizes: NDArray[np.int64]  # batches (2, largest + 1) by path and size, begun while it counted
+    busy: FloatArray  # share of the time that a server of each path (2,) was busy
+    throughput: float
+    in_system: float
+    most_waiting: int
+
+
 @dataclass(frozen=True, eq=False)
 class Replication:
     """A finished run; arrays (n,) in order of arrival."""
@@ -41,12 +51,8 @@ class Replication:
     arrive_ms: FloatArray
     response_ms: FloatArray  # NaN for requests never served
     path: NDArray[np.int8]  # 0 main, 1 side, -1 never served
-    sizes: NDArray[np.int64]  # batches (2, largest + 1) by path and size, begun while it counted
-    busy: FloatArray  # share of the time that a server of each path (2,) was busy
     load: Load
-    throughput: float
-    most_waiting: int
-    mean_in_system: float
+    totals: Totals
     out: core.Out | None = None  # arrays of the core; None for a run of a real system
 
 
@@ -105,18 +111,14 @@ def run(policy: Policy, system: System, load: Load, streams: Streams, *, log: bo
     too_fine = bool(mean > 0 and np.spacing(ended) > FINEST * mean)
     refuse(too_fine, seldom, "--rate", "Raise the rate, or simulate fewer --requests.")
     in_system = total + float(np.sum(ended - arrive[path < 0]))
-    return Replication(
-        arrive,
-        response,
-        path,
+    totals = Totals(
         out.sizes,
         busy / np.maximum(machine.servers, 1) / span if span > 0 else busy * math.nan,
-        load,
         np.count_nonzero((ends > begin) & (ends <= begin + span)) / span if span > 0 else math.nan,
-        int(out.counters[core.MOST]),
         in_system / ended if ended > 0 else math.nan,
-        out,
+        int(out.counters[core.MOST]),
     )
+    return Replication(arrive, response, path, load, totals, out)
 
 
 def serve_arrivals(policy: Policy, system: System, arrive_ms: FloatArray, warm: int, streams: Streams) -> Replication:
@@ -144,9 +146,8 @@ def measured_run(served: Mapping[str, Any], system: System, warm: int = 0) -> Re
     waiting = np.cumsum(changes[1, np.lexsort((-changes[1], changes[0]))])
     done = float(np.count_nonzero((ends > arrive[warm]) & (ends <= arrive[-1])))
     in_system = float(response.sum()) / float(ends.max() - arrive[0])
-    most = int(waiting.max(initial=0))
-    alike = _alike(arrive, warm)
-    return Replication(arrive, response, path.astype(np.int8), sizes, busy, alike, done / span, most, in_system)
+    totals = Totals(sizes, busy, done / span, in_system, int(waiting.max(initial=0)))
+    return Replication(arrive, response, path.astype(np.int8), _alike(arrive, warm), totals)
 
 
 def _alike(arrive_ms: FloatArray, warm: int) -> Load:

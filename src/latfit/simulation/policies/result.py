@@ -124,9 +124,6 @@ def make_result(
     rate: arrivals per ms, NaN for a closed loop. free: whether the number of requests was left to the load.
     """
 
-    def mean(name: str) -> Any:
-        return np.mean([getattr(each, name) for each in summaries], axis=0)
-
     def total(name: str) -> Any:
         return sum(getattr(each, name) for each in summaries)
 
@@ -135,7 +132,8 @@ def make_result(
     above, growing = rate >= capacity, not math.isnan(rate) and estimates.grows(summaries)
     found = {name: estimates.estimate(summaries, PERCENTILES.get(name)) for name in STATISTICS}
     latency = {name: interval for name, (interval, _) in found.items()}
-    counted, served, busy, unserved = total("counted"), total("served"), mean("busy"), total("unserved")
+    counted, served, unserved = total("counted"), total("served"), total("unserved")
+    sizes, busy, throughput, in_system, most_waiting = zip(*(each.totals for each in summaries), strict=True)
     notes = []
     if above:
         notes.append(
@@ -159,12 +157,12 @@ def make_result(
         rate_per_s=rate * MS_PER_S,
         requests=total("requests"),
         latency=times_of(latency),
-        throughput_per_s=float(mean("throughput")) * MS_PER_S,
-        utilisation={name: float(busy[i]) for i, name in paths},
+        throughput_per_s=float(np.mean(throughput)) * MS_PER_S,
+        utilisation={name: float(np.mean(busy, axis=0)[i]) for i, name in paths},
         share={name: float(served[i] / max(1, served.sum())) for i, name in paths},
         slo_attainment=total("met") / counted if counted and summaries[0].met is not None else None,
-        batch_size=size_percentiles(total("sizes").sum(axis=0)),
-        in_system=InSystem(float(mean("mean_in_system")), max(each.most_waiting for each in summaries)),
+        batch_size=size_percentiles(np.sum(sizes, axis=(0, 1))),
+        in_system=InSystem(float(np.mean(in_system)), max(most_waiting)),
         unserved=unserved,
         replications=len(summaries),
         warmup_requests=sum(each.length.warm for each in summaries),
