@@ -197,10 +197,7 @@ class SelectionFolds:
 
 
 def candidates_for(data: Rows, experts: bool = False) -> list[str]:
-    if decode_only(data.steps):
-        names = ["constant", "linear", "saturation", "roofline"]
-    else:
-        names = ["constant", "linear", "hinge", "saturation", "saturation-gamma", "quadratic", "context", "roofline"]
+    names = ["constant", "linear", *([] if decode_only(data.steps) else ["hinge"]), "saturation", "roofline"]
     return [*names, *(f"{name}{MOE}" for name in names if name != "constant" and experts)]
 
 
@@ -367,10 +364,8 @@ def _reason(name: str, scores: Mapping[str, Score]) -> str:
     rivals = {other: score for other, score in scores.items() if name == FLATTEST[0] or other != FLATTEST[0]}
     best = min(_without_losers(rivals), key=lambda other: scores[other].mape_pct)
     own = scores[name]
-    beside = [
-        f"{other} {scores[other].mape_pct:.1f} %" for other in REFERENCE_MODELS if other in scores and other != name
-    ]
-    against = f" ({', '.join(beside)})" if beside else ""
+    others = [other for other in REFERENCE_MODELS if other in scores and other != name]
+    against = f" ({', '.join(f'{other} {scores[other].mape_pct:.1f} %' for other in others)})" if others else ""
     if name == best:
         return f"{name} predicts held-out steps best: {own.mape_pct:.1f} % with {own.free} parameters{against}."
     return (

@@ -282,9 +282,12 @@ class FitResult(Record, frozen=True, tag_field="schema", tag="latfit.fit/1"):
     def upgrade(cls, document: Mapping[str, Any]) -> Mapping[str, Any]:
         if document["model"] not in FAMILY:
             raise ValueError(f"model {document['model']!r} is not known here")
+        choices = getattr(FAMILY[document["model"]], "choices", ())
+        younger = {c.parameter.name: {"value": c.parameter.fixed, "fixed": True} for c in choices}
         baselines = document.get("baselines", {}).items()
         return {
             **document,
+            "parameters": {**younger, **document["parameters"]},
             "status": document["status"]["code"],
             "cross_validation": _nest_errors(document.get("cross_validation", {})),
             "baselines": {name: {**each, "cv": _nest_errors(each.get("cv", {}))} for name, each in baselines},

@@ -122,11 +122,11 @@ ATTENTION = term(
 )
 CLIFF = term(
     "tau_X",
-    "ms/(request token)",
-    "cached token beyond K_0, read again for every decoding request",
-    lambda m, D, KD, K_0: m * D * np.maximum(KD - K_0, 0.0),
+    "ms/(request^e_X token)",
+    "cached token beyond K_0, read again for more decoding requests",
+    lambda m, D, KD, K_0, e_X: m * D**e_X * np.maximum(KD - K_0, 0.0),
     _reads_cache,
-    K_0=lambda m, D, KD, K_0: -m * D * (KD > K_0),
+    K_0=lambda m, D, KD, K_0, e_X: -m * D**e_X * (KD > K_0),
 )
 
 
@@ -150,7 +150,7 @@ ROOFLINE = Separable(
     "roofline",
     "T = tau_0 + tau_B*B + b*pmax(S_0, S) + b_B*pmax(S_0, B) + tau_S*S + tau_H*max(S-S_1, 0) + tau_Q*tile_Q(S)"
     " + tau_V*tile_V(S) + tau_K*(1-m)*KD + tau_C*(1-m)*max(B-B_1, 0) + c*pmax(L, W) + tau_L*m*KD + tau_A*A + tau_Y*m*D"
-    " + tau_X*m*D*max(KD-K_0, 0) + tau_N*n + tau_M*m",
+    " + tau_X*m*D^e_X*max(KD-K_0, 0) + tau_N*n + tau_M*m",
     (
         TAU_0,
         TAU_B,
@@ -186,6 +186,7 @@ ROOFLINE = Separable(
     (
         Choice(Parameter("p", "1", "sharpness of the matrix products' corner", positive=True, fixed=4.0), SHARPNESS),
         Choice(Parameter("p_A", "1", "sharpness of attention's corner", positive=True, fixed=4.0), SHARPNESS),
+        Choice(Parameter("e_X", "1", "power of the decoding requests in tau_X", positive=True, fixed=1.0), (0.5,)),
         Choice(Parameter("Q", "tokens", "length of a tile; 0 for none", fixed=0.0), (0.0, *TILE_LENGTHS)),
         Choice(Parameter("rho", "1", "share of a tile over which its cost rises", fixed=0.0), (0.0, 1 / 16)),
         Choice(Parameter("V", "tokens", "length of a longer tile; 0 for none", fixed=0.0), (0.0, *TILE_LENGTHS)),

@@ -37,9 +37,9 @@ def random_theta(rng: np.random.Generator, model: LatencyModel) -> FloatArray:
         "tau_A": 1e-6, "tau_K": 1e-4, "tau_L": 1e-4, "tau_R": 1e-4, "tau_N": 1, "tau_M": 2, "tau_Y": 0.05, "c": 1e-3,
         "tau_X": 1e-6, "tau_Q": 0.02, "S_0": 150, "P_0": 200, "Q_s": 4, "K_0": 2e4, "tau_E": 8, "k_E": 0.03,
         "gamma_B": 0.01, "gamma_S": 1e-3, "p": 4, "Q": 128, "rho": 0, "p_A": 2, "V": 384, "b_B": 0.05,
-        "tau_H": 0.01, "S_1": 600, "tau_V": 0.01, "tau_C": 0.3, "B_1": 20,
+        "tau_H": 0.01, "S_1": 600, "tau_V": 0.01, "tau_C": 0.3, "B_1": 20, "e_X": 0.5,
     }  # fmt: skip
-    held = {"p", "p_A", "Q", "V", "rho", "w_1"}
+    held = {"p", "p_A", "e_X", "Q", "V", "rho", "w_1"}
     return np.array([size[q.name] * (1.0 if q.name in held else rng.uniform(0.5, 2)) for q in model.parameters])
 
 
