@@ -106,7 +106,6 @@ def engine_runs() -> Iterator[tuple[str, str]]:
         ),
         "schedule": Cluster(Routing(1, scaling=Schedule((0.0, 9000.0, 20_000.0), (1, 4, 2)), start_up_ms=500.0)),
         "apart": Cluster(Routing(2), COSTS, Transfer(2.0, 0.01), 2),
-        "apart long": Cluster(Routing(2), COSTS, Transfer(2.0, 0.01, (150.0, 1e9)), 1),
     }
     for name, cluster in several.items():
         yield f"cluster {name}", engine_digest(TRAFFIC.at_rate(0.03), COSTS, ENGINE, cluster)

@@ -312,16 +312,12 @@ class Fleet:
         self.crowded = True
 
 
-ALL_PROMPTS = (0.0, math.inf)
-
-
 @dataclass(frozen=True)
 class Transfer:
     """Transfer of the KV cache from prefill to decode."""
 
     fixed_ms: float = 0.0
     ms_per_token: float = 0.0
-    prompts: tuple[float, float] = ALL_PROMPTS  # shortest and longest prompt that is prefilled apart
 
     def __post_init__(self) -> None:
         wrong = not self.fixed_ms >= 0 or not self.ms_per_token >= 0
@@ -337,48 +333,33 @@ def serve_apart(
     routing: tuple[Routing, Routing] = (Routing(), Routing()),
 ) -> EngineRun:
     """Run the prefill engines, then the decode engines; costs, settings and routing are pairs."""
-    shortest, longest = transfer.prompts
-    apart = (requests.prompt_tokens >= shortest) & (requests.prompt_tokens <= longest)
-    seen, start, first, last, begun = np.full((5, len(requests)), np.nan)
-    arrived, replica, runs = requests.arrival_ms.copy(), np.zeros(len(requests), dtype=np.int64), []
-    if apart.any():
-        given = requests.select(np.flatnonzero(apart))
-        alone = replace(given, output_tokens=np.ones(len(given), dtype=np.int64))
-        prefill = serve_replicas(alone, costs[0], settings[0], routing[0], seed)
-        seen[apart], start[apart], replica[apart] = prefill.seen_ms, prefill.start_ms, prefill.replica
-        first[apart], last[apart], begun[apart] = prefill.first_ms, prefill.last_ms, prefill.start_ms
-        arrived[apart] = prefill.last_ms + transfer.fixed_ms + transfer.ms_per_token * given.prompt_tokens
-        runs.append(prefill)
-    rest = np.flatnonzero(~apart | (requests.output_tokens > 1))
-    if len(rest):
-        rows = rest[np.argsort(arrived[rest], kind="stable")]
-        handed, elsewhere = replace(requests.select(rows), arrival_ms=arrived[rows]), apart[rows]
+    alone = replace(requests, output_tokens=np.ones(len(requests), dtype=np.int64))
+    prefill = serve_replicas(alone, costs[0], settings[0], routing[0], seed)
+    last, begun, runs = prefill.last_ms.copy(), prefill.start_ms.copy(), [prefill]
+    arrived = prefill.last_ms + transfer.fixed_ms + transfer.ms_per_token * requests.prompt_tokens
+    order = np.argsort(arrived, kind="stable")
+    rows = order[requests.output_tokens[order] > 1]
+    if len(rows):
+        handed = replace(requests.select(rows), arrival_ms=arrived[rows])
         check_fits(handed, settings[1])
+        # Requests come with their prompt cached and their first token.
+        prompt = handed.prompt_tokens.astype(np.int32)
         load = load_of(handed, replace(settings[1], prefix_cache=False), seed)
-        # Requests prefilled elsewhere come with their prompt cached and their first token.
-        cached = np.where(elsewhere, handed.prompt_tokens, load.cached).astype(np.int32)
-        load = load._replace(cached=cached, given=elsewhere.astype(np.int32))
+        load = load._replace(cached=prompt, given=np.ones_like(prompt))
         decode = _served(handed, load, costs[1], settings[1].limits(seed), routing[1], routing[0].replicas)
         last[rows], begun[rows] = decode.last_ms, decode.start_ms
-        own = ~elsewhere
-        for column, times in ((seen, decode.seen_ms), (start, decode.start_ms), (first, decode.first_ms)):
-            column[rows[own]] = times[own]
-        replica[rows[own]] = routing[0].replicas + decode.replica[own]
         runs.append(decode)
     sizes = np.zeros(max(len(run.batch_sizes) for run in runs), dtype=np.int64)
     for run in runs:
         sizes[: len(run.batch_sizes)] += run.batch_sizes
-    return EngineRun(
+    return replace(
+        prefill,
         requests=requests,
-        seen_ms=seen,
-        start_ms=start,
-        first_ms=first,
         last_ms=last,
         counters=Counters(*np.sum([run.counters for run in runs], axis=0).tolist()),
         busy_ms=sum(run.busy_ms for run in runs),
         itl=runs[-1].itl,
         batch_sizes=sizes,
         timelines=tuple(line for run in runs for line in run.timelines),
-        replica=replica,
         begun_ms=begun,
     )
