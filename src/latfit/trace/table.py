@@ -254,11 +254,9 @@ def _evaluate(node: ast.expr, trace: Trace, expression: str) -> Mask:
                 reason = f"there is no column {name!r} (there are {', '.join(trace.columns)})"
                 raise _mistake(expression, reason, left.col_offset)
             column = trace[name]
-            listed = right.elts if isinstance(right, ast.Tuple | ast.List) else [right]
-            values = [_literal(each, column, expression) for each in listed]
             is_list = isinstance(op, ast.In | ast.NotIn)
-            if listed != [right] and not is_list:
-                raise _mistake(expression, "a list needs the operator in", right.col_offset)
+            listed = right.elts if is_list and isinstance(right, ast.Tuple | ast.List) else [right]
+            values = [_literal(each, column, expression) for each in listed]
             return np.asarray(OPERATORS[type(op)](column, values if is_list else values[0]))
     raise _mistake(expression, "a comparison is missing", node.col_offset)
 

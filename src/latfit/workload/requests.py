@@ -146,12 +146,6 @@ class Requests:
         columns: dict[str, Any] = {name: np.ascontiguousarray(vars(self)[name][rows]) for name in COLUMNS}
         return Requests(**columns, prefix=None if self.prefix is None else self.prefix.select(rows))
 
-    def scaled(self, factor: float) -> "Requests":
-        """Return the same requests `factor` times as fast, from the first arrival on."""
-        _check_factor(factor)
-        start = self.arrival_ms[:1]
-        return replace(self, arrival_ms=start + (self.arrival_ms - start) / factor)
-
     def busiest(self, span_ms: float) -> "Requests":
         """Return the most requests that arrive within a span; the first of them arrives at 0."""
         ends = np.searchsorted(self.arrival_ms, self.arrival_ms + span_ms, side="right")
@@ -165,7 +159,9 @@ class Requests:
             raise BadInput(
                 "the requests have no rate: they all arrive at once", remedy="Give two or more, at different times."
             )
-        return self.scaled(rate / self.rate)
+        _check_factor(rate)
+        start = self.arrival_ms[:1]
+        return replace(self, arrival_ms=start + (self.arrival_ms - start) / (rate / self.rate))
 
     def repeated(self, times: float, rng: np.random.Generator) -> "Requests":
         """Return `times` as many requests over the same time, copies from other users and with other contents."""

@@ -31,10 +31,9 @@ class TestRequests:
 
     def test_scaling_keeps_the_pattern(self) -> None:
         made = make_requests([5.0, 6.0, 10.0])
-        assert made.scaled(2).arrival_ms.tolist() == [5.0, 5.5, 7.5]
         assert made.at_rate(1.0).arrival_ms.tolist() == pytest.approx([5.0, 5.4, 7.0])
         with pytest.raises(WrongUsage):
-            made.scaled(0)
+            made.at_rate(0)
         with pytest.raises(BadInput, match="no rate"):
             make_requests([1.0, 1.0]).at_rate(1)
 

@@ -100,11 +100,7 @@ class EngineResult:
     def row(self) -> dict[str, Any]:
         """Return a flat row: times in ms, rates per second, shares from 0 to 1."""
         found = self.summary
-        row: dict[str, Any] = {
-            "engine": self.engine,
-            "order": self.order,
-            "rate_per_s": self.rate_per_s,
-        }
+        row: dict[str, Any] = {name: getattr(self, name) for name in ("engine", "order", "rate_per_s")}
         for metric in ("ttft", "tpot", "latency"):
             row |= {f"{metric}_{name}_ms": each.value for name, each in getattr(found, metric).items()}
         row |= {f"itl_{name}_ms": value for name, value in found.itl.items()}

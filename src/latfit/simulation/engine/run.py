@@ -1,8 +1,4 @@
-"""Serve requests by one simulated engine.
-
-run = serve(requests, step_costs(fit), EngineSettings(kv_blocks=2588))
-run.ttft_ms.mean()
-"""
+"""Serve requests by one simulated engine."""
 
 import math
 from dataclasses import dataclass, replace
