@@ -91,11 +91,16 @@ class Answer:
 
 class WithPage(Answer):
     title = ""
-    subject = ""
+
+    @property
+    def subject(self) -> str:
+        return ""
 
     def page(self, made: "reporting.layout.Making") -> "reporting.layout.Rendered":
         """Return the answer as one self-contained page of HTML."""
-        card = reporting.table.Card(self.subject, "", self.verdict, self.state, self.lines, self._shown.numbers)
+        lines = [line for line in self.lines if not isinstance(line, reporting.table.CommandLine)]
+        command = "".join(line.partition(": ")[2] for line in self.lines if line not in lines)
+        card = reporting.table.Card(self.subject, "", self.verdict, self.state, lines, self._shown.numbers, command)
         return reporting.layout.answer_page(self.title, card, made, self.tables(), self.plot(), self.messages)
 
 

@@ -47,13 +47,15 @@ class EngineSimulation(Simulation, WithPage):
 
     @cached_property
     def _shown(self) -> "reporting.table.Shown":
+        tables = reporting.simulation_tables
+        best, _ = tables.best_engine(self.runs)
         return reporting.table.Shown(
             *self.answer,
             lines=[self.setup_line] if self.setup_line else [],
             messages=self._notes,
-            brief=reporting.simulation_tables.engine_tables(self.runs, brief=True),
-            tables=reporting.simulation_tables.engine_tables(self.runs),
-            numbers=reporting.brief.engine_numbers(self.runs),
+            brief=tables.engine_tables(self.runs, brief=True),
+            tables=tables.engine_tables(self.runs),
+            numbers=reporting.brief.p99_numbers([] if best is None else tables.measured_times(best.summary)),
         )
 
     def plot(self) -> "Figure":

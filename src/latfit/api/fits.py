@@ -360,8 +360,8 @@ def fit_phases(
 def _options(request: FitRequest) -> tuple["FitOptions", "DoubtOptions"]:
     from latfit.fitting import DoubtOptions, FitOptions
 
-    def given(**names: str) -> dict[str, Any]:
-        return {name: value for name, field in names.items() if (value := getattr(request, field)) is not None}
+    def given(*names: str) -> dict[str, Any]:
+        return {name: value for name in names if (value := getattr(request, name)) is not None}
 
     def numbers(option: str, example: str, values: Iterable[Any]) -> list[float]:
         try:
@@ -382,7 +382,7 @@ def _options(request: FitRequest) -> tuple["FitOptions", "DoubtOptions"]:
     fixed = by_name(request.fix, "--fix", "P_max=60")
     normal = "P_max=60:5 (mean and standard deviation)"
     options = FitOptions(
-        **given(model="model", loss="loss", residuals="residuals", weights="weights"),
+        **given("model", "loss", "residuals", "weights"),
         fixed=dict(zip(fixed, numbers("--fix", "P_max=60", fixed.values()), strict=True)),
         bounds=ranges("bounds", "k_B=0.01:1", lambda low, high: 0 <= low < high < math.inf),
         priors=ranges("prior", normal, lambda mean, spread: 0 <= mean < math.inf and 0 < spread < math.inf),
@@ -390,7 +390,7 @@ def _options(request: FitRequest) -> tuple["FitOptions", "DoubtOptions"]:
         window_means=request.window_means,
     )
     return options, DoubtOptions(
-        resamples=request.bootstrap, progress=request.progress, **given(intervals="intervals", scheme="resample")
+        resamples=request.bootstrap, progress=request.progress, scheme=request.resample or "auto", **given("intervals")
     )
 
 

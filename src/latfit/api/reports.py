@@ -84,7 +84,7 @@ def report(request: ReportRequest) -> Report:
     result, asked = (None, PlanOptions()) if plan is None else (plan.result, plan.request)
     again = shlex.join(["latfit", "report", *typed(request, "paths", "out")])
     made = reporting.page.ReportInput(profile, rows, result, percent(request.percentile), asked, making, notes, again)
-    html, *figures = reporting.page.write_report(folder, made)
+    html, *figures = reporting.layout.write_page(folder, reporting.page.render(made), reporting.page.PAGE_NAME)
     return Report(html, figures, notes)
 
 

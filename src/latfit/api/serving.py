@@ -1,7 +1,7 @@
 """`plan_engine`: how many serving engines meet the SLOs of a load."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -80,9 +80,7 @@ class EnginePlan(Planned):
         def again(**changes: Any) -> planning.ServingPlan:
             return plan_engine.of(replace(request, **changes)).result
 
-        def around(value: float, factors: Sequence[float]) -> list[tuple[bool, float]]:
-            return [(factor == 1, float(f"{factor * value:.3g}")) for factor in factors]
-
+        around = reporting.layout.values_around
         found = {
             "rate": {
                 format_rate(rate): self.result if is_own else again(rate=f"{rate}/s", growth=None)

@@ -79,7 +79,8 @@ class PolicySimulation(Simulation, WithPage):
         if self.findings:  # a study overloads paths on purpose
             brief = [reporting.table.Table("Claims of the literature", columns, self.findings, words=columns[1:])]
             messages, tables = [], [*brief, *tables]
-        numbers = reporting.brief.policy_numbers(self.runs, self.sla_ms)
+        best = reporting.simulation_tables.best_policies(self.runs, self.sla_ms)[:1]
+        numbers = reporting.brief.p99_numbers(("Response", run.latency) for run in best)
         return reporting.table.Shown(*self.answer, messages=messages, brief=brief, tables=tables, numbers=numbers)
 
     def plot(self) -> "Figure":

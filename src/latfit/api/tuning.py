@@ -11,12 +11,12 @@ from functools import cached_property
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from latfit import reporting
-from latfit.api.answer import Answer
+from latfit.api.answer import WithPage
 from latfit.api.fits import Fit, fit
 from latfit.api.quantities import duration, rates
 from latfit.api.reading import make_load
@@ -51,6 +51,9 @@ from latfit.units import count_text, format_ms, format_rate
 from latfit.validation import compare_percentile
 from latfit.workload import ClosedLoad, OpenLoad, RecordedLoad, Requests, Streams, make_requests
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 STAGES = (0.5, 1.0, 2.0)  # rates of the first load, as ratios of the requested one
 BEHIND = 1.5  # no higher rate is tried if the last first token comes after this multiple of the sending time
 LIMIT_FACTOR = 4  # a limit of requests that hides larger batches is raised to this multiple
@@ -73,8 +76,10 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Tuned(Answer):
+class Tuned(WithPage):
     """Settings with what was planned and measured."""
+
+    title = "A tuned engine"
 
     result: Tuning
     plan: EnginePlan | None = None
@@ -90,7 +95,7 @@ class Tuned(Answer):
 
     @cached_property
     def _shown(self) -> "reporting.table.Shown":
-        found, with_interval = self.result, reporting.simulation_tables.with_interval
+        found, tables = self.result, reporting.simulation_tables
         if self.todo:
             return reporting.table.Shown("Nothing was started. Steps:", lines=self.todo)
         lines = [] if found.settings or self.kept or self.plan is None else [self.plan.verdict]
@@ -101,32 +106,28 @@ class Tuned(Answer):
         lines.append(f"{count_text(found.restarts, 'restart')}, {format_ms(1e3 * found.seconds)}.")
         if found.command:
             lines.append(reporting.table.CommandLine(f"Start it with: {found.command}"))
-        rows = [
-            [
-                run.name,
-                f"{each.name} {format_ms(each.limit_ms)}",
-                with_interval(each.planned_ms, each.planned_interval_ms),
-                with_interval(each.measured_ms, each.interval_ms),
-                "met" if each.kept else "missed",
-            ]
-            for run in found.runs
-            for each in run.figures
-        ]
-        names = ["run", "SLO", "planned", "measured", "verdict"]
+        table = reporting.table.make_table(
+            "",
+            [(run, each) for run in found.runs for each in run.figures],
+            ("run", lambda row: row[0].name),
+            ("SLO", tables.promised),
+            *tables.PROMISES,
+            ("verdict", lambda row: "met" if row[1].kept else "missed"),
+            words=("run", "SLO", "planned", "measured", "verdict"),
+        )
+        KeyNumber = reporting.table.KeyNumber
         numbers = [
-            reporting.table.KeyNumber(
-                each.name, with_interval(each.measured_ms, None), f"limit {format_ms(each.limit_ms)}"
-            )
-            for run in [found.tried or found.runs[-1]]
-            for each in run.figures
+            KeyNumber(each.name, tables.with_interval(each.measured_ms, None), f"limit {format_ms(each.limit_ms)}")
+            for each in (found.tried or found.runs[-1]).figures
         ]
         return reporting.table.Shown(
             self._verdict(),
             "good" if self.kept else "bad",
             lines,
             messages=self.warnings,
-            brief=[reporting.table.Table("", names, rows, words=names)],
-            numbers=[*numbers, reporting.table.KeyNumber("Restarts", str(found.restarts), "of the engine")],
+            brief=[table],
+            tables=[table, *([] if self.plan is None else self.plan.tables())],
+            numbers=[*numbers, KeyNumber("Restarts", str(found.restarts), "of the engine")],
         )
 
     def _verdict(self) -> str:
@@ -144,13 +145,12 @@ class Tuned(Answer):
         how = "" if found.settings else " as it was started"
         return f"The SLOs are {'met' if run.kept else 'missed'} at {at}{how}: {outcome}."
 
-    def page(self, made: "reporting.layout.Making") -> "reporting.layout.Rendered":
-        found, shown = self.result, self._shown
-        asked = f"{found.engine}, {format_rate(found.rate_per_s)}"
-        card = reporting.table.Card(asked, "", shown.verdict, shown.state, [], shown.numbers, found.command)
-        tables = [*self.tables(), *([] if self.plan is None else self.plan.tables())]
-        figure = None if self.validation is None else self.validation.plot()
-        return reporting.layout.answer_page("A tuned engine", card, made, tables, figure, self.messages)
+    @property
+    def subject(self) -> str:
+        return f"{self.result.engine}, {format_rate(self.result.rate_per_s)}"
+
+    def plot(self) -> "Figure | None":
+        return None if self.validation is None else self.validation.plot()
 
     @property
     def warnings(self) -> list[Message]:

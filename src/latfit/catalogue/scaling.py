@@ -17,8 +17,7 @@ NEIGHBOUR_ERROR = 0.24
 """Mean error of the shipped systems with whole layers, each predicted from its nearest neighbour
 (benchmarks/catalog.py)."""
 
-GRID = 12
-"""Values of B and of S at which two systems are compared."""
+GRID = 12  # values of B and of S at which two systems are compared
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,7 @@ GPUS: Mapping[str, Gpu] = {
 
 BYTES_PER_WEIGHT = 2.0
 
-CONTEXTS = (64.0, 256.0, 1024.0)
-"""Cached tokens of a request in the steps of a scaled system."""
+CONTEXTS = (64.0, 256.0, 1024.0)  # cached tokens of a request in the steps of a scaled system
 
 
 def roofline_ms(gpu: Gpu, weights: float, tp: int, S: FloatArray) -> FloatArray:
@@ -95,8 +93,7 @@ TRANSFER = 0.2
 """Mean error of the only pair at hand: one-second windows of vLLM on an RTX 4090, predicted by the entry of that GPU
 and model, which another machine measured (19 %, docs/how-to/start-without-measuring.md)."""
 
-MEAN_TO_SD = math.sqrt(math.pi / 2)
-"""Standard deviation of a normal variable over its mean absolute value."""
+MEAN_TO_SD = math.sqrt(math.pi / 2)  # standard deviation of a normal variable over its mean absolute value
 
 
 def widen(fit: FitResult, error: float) -> FitResult:

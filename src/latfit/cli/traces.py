@@ -88,9 +88,9 @@ def show(
     Example: latfit trace show trace.parquet --figure coverage.png
     """
     from latfit.api.answer import PlainAnswer
-    from latfit.files import check_writable
+    from latfit.files import check_writable, write_bytes
     from latfit.messages import note as as_note
-    from latfit.reporting import fit_figures, steps, table
+    from latfit.reporting import fit_figures, steps, style, table
     from latfit.trace import coverage_of, data_facts, reading_notes
 
     if figure is not None:
@@ -98,7 +98,7 @@ def show(
     read = read_sources(request, quiet=output.silent)
     data, found, notes = data_facts(read, {}, read.trace), coverage_of(read.trace), reading_notes(read)
     if figure is not None:
-        fit_figures.write_coverage(figure, read.trace)
+        write_bytes(figure, style.png(fit_figures.coverage_figure(read.trace)))
     missing = ["Missing for a good fit:", *(f"  {each}" for each in found.missing)] if found.missing else []
     lines = [_time_covered(found), steps.requests_line(read.everything.provenance), *missing]
     drift = [

@@ -66,20 +66,14 @@ def engines_verdict(runs: Sequence[EngineResult]) -> Verdict:
     return Verdict(text + met, "good" if summary.slo_attainment >= ATTAINED else "doubt")
 
 
-def engine_numbers(runs: Sequence[EngineResult]) -> list[KeyNumber]:
-    best = tables.best_engine(runs)[0]
-    return [] if best is None else [_p99_number(title, times) for title, times in measured_times(best.summary)]
-
-
-def policy_numbers(runs: Sequence[SimResult], sla_ms: float) -> list[KeyNumber]:
-    return [_p99_number("Response", run.latency) for run in tables.best_policies(runs, sla_ms)[:1]]
-
-
-def _p99_number(title: str, times: Times) -> KeyNumber:
-    p99, detail = times["p99"], f"mean {format_ms(times.mean)}"
-    if not math.isnan(p99.high - p99.low):
-        detail = f"{format_ms(p99.low, 4)} to {format_ms(p99.high, 4)} (95 %); {detail}"
-    return KeyNumber(f"{title} p99", format_ms(p99.value), detail)
+def p99_numbers(named_times: Iterable[tuple[str, Times]]) -> list[KeyNumber]:
+    found = []
+    for title, times in named_times:
+        p99, detail = times["p99"], f"mean {format_ms(times.mean)}"
+        if not math.isnan(p99.high - p99.low):
+            detail = f"{format_ms(p99.low, 4)} to {format_ms(p99.high, 4)} (95 %); {detail}"
+        found.append(KeyNumber(f"{title} p99", format_ms(p99.value), detail))
+    return found
 
 
 def _limited(run: EngineResult) -> str:

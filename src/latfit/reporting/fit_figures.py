@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
-from latfit.files import write_bytes
 from latfit.model import FitResult
 from latfit.reporting import style
 from latfit.reporting.layout import Picture, draw_picture
@@ -175,10 +173,6 @@ def why_not_drawn(fit: FitResult) -> str:
 
 
 DOT_SIZES = (9.0, 260.0)  # of a cell with no rows, and with all
-
-
-def write_coverage(target: Path, trace: Trace) -> None:
-    write_bytes(target, style.png(coverage_figure(trace)))
 
 
 def coverage_figure(trace: Trace) -> Figure:

@@ -132,6 +132,11 @@ def make_slider(label: str, plans: Mapping[str, Plan], requested: Plan, card: Ca
     return Slider(label, [card(each, place) for place, each in plans.items()], at)
 
 
+def values_around(value: float, factors: Sequence[float]) -> list[tuple[bool, float]]:
+    """Return a slider's values in three digits, and which is the requested one."""
+    return [(factor == 1, float(f"{factor * value:.3g}")) for factor in factors]
+
+
 def draw_picture(stem: str, alt: str, figure: Figure) -> Picture:
     """Return a figure as PNG; its title ends the text alternative."""
     width, height = figure.get_size_inches()

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from latfit.hardware import ExecutionPath, HardwareProfile
 from latfit.messages import Message
@@ -10,7 +9,7 @@ from latfit.planning import Plan, PlanOptions, levels_for, make_plan
 from latfit.reporting import fit_tables, plan_tables
 from latfit.reporting.fit_figures import fit_pictures, why_not_drawn
 from latfit.reporting.fit_tables import describe_path, what_is_known
-from latfit.reporting.layout import Making, Page, Picture, Rendered, Section, make_slider, render_page, write_page
+from latfit.reporting.layout import Making, Page, Picture, Rendered, Section, make_slider, render_page, values_around
 from latfit.reporting.plan_figures import plan_pictures
 from latfit.reporting.plan_tables import STATES, engine_line, probability_text
 from latfit.reporting.plot_data import FitView, SlaLine
@@ -91,10 +90,6 @@ def _change_bars(plan: Plan) -> list[Bar]:
     return make_bars((row.change, row.percentile_ms if i else best) for i, row in enumerate(plan.sensitivity))
 
 
-def write_report(folder: Path, report: ReportInput) -> list[Path]:
-    return write_page(folder, render(report), PAGE_NAME)
-
-
 def _view(path: ExecutionPath, report: ReportInput) -> FitView:
     trace, plan = report.traces.get(path.name), report.plan
     lines = [] if plan is None else [sla_line(path, plan, report.percentile)]
@@ -145,22 +140,17 @@ def plans_nearby(plan: Plan, report: ReportInput) -> dict[str, dict[str, Plan]]:
     request = report.request
 
     def again(sla_ms: float, rate: float | None) -> Plan:
-        wanted = replace(request, rate=rate)
-        tokens = plan.tokens_per_request
-        return make_plan(
-            report.profile, sla_ms, percentile=report.percentile, tokens_per_request=tokens, request=wanted
-        )
+        percentile, tokens, wanted = report.percentile, plan.tokens_per_request, replace(request, rate=rate)
+        return make_plan(report.profile, sla_ms, percentile=percentile, tokens_per_request=tokens, request=wanted)
 
     if request.load is not None or again(plan.sla_ms, request.rate).to_json() != plan.to_json():
         return {}
     factors = SLA_FACTORS if request.rate is None else LOAD_SLA_FACTORS
-    slas = {factor: float(f"{factor * plan.sla_ms:.3g}") for factor in factors}
-    found = {"SLA": {format_ms(sla): plan if factor == 1 else again(sla, request.rate) for factor, sla in slas.items()}}
+    slas = values_around(plan.sla_ms, factors)
+    found = {"SLA": {format_ms(sla): plan if own else again(sla, request.rate) for own, sla in slas}}
     if request.rate is not None:
-        rates = {factor: float(f"{factor * request.rate:.3g}") for factor in RATE_FACTORS}
-        found["rate"] = {
-            format_rate(1e3 * rate): plan if factor == 1 else again(plan.sla_ms, rate) for factor, rate in rates.items()
-        }
+        rates = values_around(request.rate, RATE_FACTORS)
+        found["rate"] = {format_rate(1e3 * rate): plan if own else again(plan.sla_ms, rate) for own, rate in rates}
     return found
 
 

@@ -20,7 +20,6 @@ from latfit.reporting.table import (
     count,
     make_bars,
     make_table,
-    named_facts,
 )
 from latfit.simulation import EngineSummary
 from latfit.units import count_text, format_ms, format_percent, format_rate, number
@@ -35,7 +34,7 @@ VERDICTS = {"good": "meets the targets", "doubt": "likely meets the targets", "b
 
 
 def show_serving(plan: ServingPlan) -> Shown:
-    brief = [*serving_tables(plan, brief=True), named_facts(plan_facts(plan))]
+    brief = [*serving_tables(plan, brief=True), Table("", ("", " "), plan_facts(plan), words=(" ",))]
     usable = plan.feasible and not plan.unsupported
     lines = [*plan.notes, *([CommandLine(f"Start each: {engine_command(plan)}")] if usable else [])]
     warnings = [*plan.unsupported, *(each.text for each in plan.warnings)]

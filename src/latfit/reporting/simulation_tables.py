@@ -9,7 +9,7 @@ from typing import Any
 from latfit.reporting.table import Column, Table, make_table, of_share, signed_percent
 from latfit.simulation import EngineResult, EngineSummary, Interval, SimResult, Times
 from latfit.units import count_text, format_ms, format_percent, format_rate, number
-from latfit.validation import JUDGED, Bucket, Figure, Ledger, Validation
+from latfit.validation import JUDGED, Bucket, Figure, Ledger, PromisedFigure, Validation
 
 FEW, FEW_CLASSES = 8, 4  # rows of a brief table, and runs of which it shows every class
 MAX_RUNS = 24  # one a row
@@ -321,6 +321,17 @@ def with_interval(value: float | None, ends: tuple[float, float] | None) -> str:
     return f"{format_ms(value)} ({format_ms(ends[0])} {upper})"
 
 
+def promised(row: tuple[Any, PromisedFigure]) -> str:
+    return f"{row[1].name} {format_ms(row[1].limit_ms)}"
+
+
+PROMISES: Sequence[Column] = (
+    ("planned", lambda row: with_interval(row[1].planned_ms, row[1].planned_interval_ms)),
+    ("measured", lambda row: with_interval(row[1].measured_ms, row[1].interval_ms)),
+)
+"""Columns of a run and a promised figure."""
+
+
 def ledger_table(ledger: Ledger, *, brief: bool = False) -> Table:
     entries = ledger.entries[-SHOWN_ENTRIES:] if brief else ledger.entries
     return make_table(
@@ -328,9 +339,8 @@ def ledger_table(ledger: Ledger, *, brief: bool = False) -> Table:
         [(entry, each) for entry in entries for each in entry.figures],
         ("added", lambda row: row[0].added[:10]),
         ("run", lambda row: None if brief else Path(row[0].run).name),
-        ("promise", lambda row: f"{row[1].name} {format_ms(row[1].limit_ms)}"),
-        ("planned", lambda row: with_interval(row[1].planned_ms, row[1].planned_interval_ms)),
-        ("measured", lambda row: with_interval(row[1].measured_ms, row[1].interval_ms)),
+        ("promise", promised),
+        *PROMISES,
         ("error", lambda row: row[1].error_pct, lambda error: format_percent(error, signed=True)),
         ("verdict", lambda row: "another load" if not row[0].comparable else "kept" if row[1].kept else "broken"),
         words=("run", "promise", "verdict"),

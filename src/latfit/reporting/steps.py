@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -25,8 +26,7 @@ VERDICTS = {
 MIN_HOST_SHARE = 0.05  # of T; below it the host's time is not reported
 
 
-def _precise_ms(time_ms: float) -> str:
-    return format_ms(time_ms, 4)
+_precise_ms = partial(format_ms, digits=4)
 
 
 def coverage_table(found: Coverage) -> Table:

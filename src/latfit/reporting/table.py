@@ -127,10 +127,6 @@ def facts_table(caption: str, *facts: tuple[str, Any, Callable[[Any], str]], not
     return Table(caption, ("", "value"), rows, note=note)
 
 
-def named_facts(facts: Sequence[tuple[str, str]]) -> Table:
-    return Table("", ("", " "), facts, words=(" ",))
-
-
 def table_text(table: Table, console: "Console | None" = None) -> str:
     """console: columns of words give way to its width, numbers do not."""
     from rich.console import Console

@@ -18,15 +18,13 @@ from latfit.errors import BadInput
 from latfit.metrics import Server
 from latfit.record import MetricsRecorder
 
-STOP_S = 30.0
-"""How long an engine may take to end before it is killed."""
+STOP_S = 30.0  # how long an engine may take to end before it is killed
 
 POLL_S = 0.05
 CONNECT_S = 1.0
 EVERY_S = 0.5
 LONGEST_S = 86_400.0
-TRACE_DIR = "LATFIT_TRACE_DIR"
-"""The variable that makes the plug-in inside vLLM write steps, into this folder."""
+TRACE_DIR = "LATFIT_TRACE_DIR"  # the variable that makes the plug-in inside vLLM write steps, into this folder
 
 
 @dataclass(frozen=True)

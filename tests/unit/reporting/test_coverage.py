@@ -1,11 +1,10 @@
 """The picture of a trace: drawn with and without time, for one row and for many."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from latfit.reporting.fit_figures import coverage_figure, write_coverage
+from latfit.reporting.fit_figures import coverage_figure
+from latfit.reporting.style import png
 from latfit.trace.table import Trace
 from tests.conftest import planted_trace
 from tests.unit.trace.test_clean import serving_log
@@ -23,8 +22,7 @@ def test_every_cell_is_a_dot() -> None:
     assert {tuple(cell) for cell in offsets.tolist()} >= set(zip(trace["B"], trace["S"], strict=True))
 
 
-def test_a_single_row_and_hostile_names(tmp_path: Path) -> None:
+def test_a_single_row_and_hostile_names() -> None:
     row = {"B": np.ones(1), "S": np.ones(1), "T_ms": np.ones(1), "t_s": np.zeros(1)}
     names = {"run": np.array(["$<script>_"], dtype=object), "phase": np.array(["_$x$"], dtype=object)}
-    write_coverage(tmp_path / "c.png", Trace({**row, **names}))
-    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert png(coverage_figure(Trace({**row, **names}))).startswith(b"\x89PNG")

@@ -14,8 +14,8 @@ from latfit.model.fit_parts import CrossValidation, DataFacts
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.planning.plan import make_plan
 from latfit.reporting import layout
-from latfit.reporting.layout import Making
-from latfit.reporting.page import ReportInput, render, write_report
+from latfit.reporting.layout import Making, write_page
+from latfit.reporting.page import PAGE_NAME, ReportInput, render
 from latfit.reporting.table import prose
 from latfit.trace.table import Trace
 from tests.unit.reporting.conftest import fit_of, held_out, machine, two_paths
@@ -134,7 +134,7 @@ class TestHostile:
     def test_files_stay_in_the_folder(self, rows: Trace, tmp_path: Path) -> None:
         fit = fit_of(rows)
         profile = machine(**{"../../up": fit, "..-..-up": fit, "a/b": fit})
-        _, *figures = write_report(tmp_path / "out", ReportInput(profile))
+        _, *figures = write_page(tmp_path / "out", render(ReportInput(profile)), PAGE_NAME)
         assert len({figure.resolve() for figure in figures}) == len(figures) == 4
         assert {path.parent for path in figures} == {tmp_path / "out"}
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -200,7 +200,7 @@ def luminance(colour: str) -> float:
 
 class TestWriting:
     def test_files_are_what_was_rendered(self, one_path: ReportInput, html: str, tmp_path: Path) -> None:
-        page, *figures = write_report(tmp_path / "new" / "folder", one_path)
+        page, *figures = write_page(tmp_path / "new" / "folder", render(one_path), PAGE_NAME)
         assert page.read_text(encoding="utf-8") == html
         assert [figure.name for figure in figures] == ["latency-map.png", "measured-vs-predicted.png"]
         assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in figures)
@@ -208,5 +208,5 @@ class TestWriting:
     def test_a_file_in_the_way_of_the_folder(self, one_path: ReportInput, tmp_path: Path) -> None:
         (tmp_path / "taken").write_text("mine")
         with pytest.raises(TargetNotWritable):
-            write_report(tmp_path / "taken", one_path)
+            write_page(tmp_path / "taken", render(one_path), PAGE_NAME)
         assert (tmp_path / "taken").read_text() == "mine"
