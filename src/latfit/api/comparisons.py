@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -163,13 +163,13 @@ def compare_runs(request: CompareRequest) -> Comparison:
     if by_path and not request.each:
         raise WrongUsage(f"{request.path!r} names several paths", where="--path", remedy="Add --each.")
     if request.each:
-        systems = _fit_alike(sources, lambda source, time: _fit_each(source, time, request))
+        systems = _fit_alike(sources, partial(_fit_each, request))
         pairs, alone = _match(names, systems, by_path=by_path)
         return Comparison(names, _compare(names[0], pairs, tolerance_pct), tolerance_pct, alone)
     if request.alternate and (len(sources) < 2 * MIN_STARTS or len(sources) % 2):
         found = f"{len(sources)} runs are not {MIN_STARTS} or more a side"
         raise WrongUsage(found, where="--alternate", remedy="Name them in turn: A B A2 B2.")
-    fits = [found for (found,) in _fit_alike(sources, lambda source, time: [_fit_one(source, time, request)])]
+    fits = [found for (found,) in _fit_alike(sources, partial(_fit_one, request))]
     if request.alternate:
         return _compare_starts(names, fits, tolerance_pct)
     pairs = [(name, "", fits[0], other) for name, other in zip(names[1:], fits[1:], strict=True)]
@@ -271,9 +271,9 @@ def _fit_alike(sources: Sequence[Any], fitted: Callable[[Any, Clock | None], lis
     return found
 
 
-def _fit_one(source: Any, time: Clock | None, request: CompareRequest) -> Fit:
+def _fit_one(request: CompareRequest, source: Any, time: Clock | None) -> list[Fit]:
     if _is_fit(source):
-        return as_fit(source)
+        return [as_fit(source)]
     path, reading = request.path, shared(ReadRequest, request, source=source)
     steps = read.of(reading)
     if path and "path" in steps.trace:
@@ -284,10 +284,10 @@ def _fit_one(source: Any, time: Clock | None, request: CompareRequest) -> Fit:
         found = "one step" if len(steps.trace) == 1 else f"{len(steps.trace)} steps"
         remedy = "Compare runs that hold several steps in each of several cells (B, S)."
         raise BadInput(f"{found} cannot be compared: a fit needs more", where=steps.name, remedy=remedy)
-    return fit(steps, seed=request.seed, path=path, time=time)
+    return [fit(steps, seed=request.seed, path=path, time=time)]
 
 
-def _fit_each(source: Any, time: Clock | None, request: CompareRequest) -> list[Fit]:
+def _fit_each(request: CompareRequest, source: Any, time: Clock | None) -> list[Fit]:
     if _is_fit(source):
         return [as_fit(source)]
     found = list(fit_each.of(shared(FitEachRequest, request, source=source, time=time)).values())

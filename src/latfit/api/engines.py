@@ -12,7 +12,7 @@ from latfit.api.answer import WithPage
 from latfit.api.fits import Fit, as_fit, names_a_fit
 from latfit.api.hardware import profile_of
 from latfit.api.quantities import duration, limit, rates, several, transfer as transfers, values_of
-from latfit.api.reading import columns_in, make_load, notes_of, read, recording_of
+from latfit.api.reading import columns_in, make_load, read, recording_of
 from latfit.api.request import declared, given_in, ignored, verb
 from latfit.api.requests import SimulateEngineRequest, SpecialSettings
 from latfit.api.simulations import Simulation
@@ -42,15 +42,11 @@ class EngineSimulation(Simulation, WithPage):
     title = "Simulated serving engines"
 
     @cached_property
-    def answer(self) -> "reporting.table.Verdict":
-        return reporting.brief.engines_verdict(self.runs)
-
-    @cached_property
     def _shown(self) -> "reporting.table.Shown":
         tables = reporting.simulation_tables
         best, _ = tables.best_engine(self.runs)
         return reporting.table.Shown(
-            *self.answer,
+            *reporting.brief.engines_verdict(self.runs),
             lines=[self.setup_line] if self.setup_line else [],
             messages=self._notes,
             brief=tables.engine_tables(self.runs, brief=True),
@@ -140,7 +136,7 @@ def simulate_engine(request: SimulateEngineRequest) -> EngineSimulation:
             load = make_load(case, [] if case.rate is None else [case.rate])
             load = replace(load, users=case.tenants) if isinstance(load, OpenLoad) else load
             loads[key] = load if case.rate is None or isinstance(load, ClosedLoad) else load.at_rate(case.rate)
-        notes = [*unmeasured, *notes_of(loads[key]), *(each.sentence for each in setup.notes)]
+        notes = [*unmeasured, *loads[key].notes, *(each.sentence for each in setup.notes)]
         points.append(
             simulation.EnginePoint(
                 load=loads[key],

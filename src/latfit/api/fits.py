@@ -207,8 +207,7 @@ class Fit(Answer):
         return found
 
     def plot(self) -> "Figure":
-        if not self.ok:
-            raise FitNotUsable(self.result.status.sentence, remedy=self.result.status.remedy)
+        check_usable(self)
         return reporting.fit_figures.fit_figure(self.path or self.model, self.result, self.rows())
 
     def rows(self) -> Trace | None:

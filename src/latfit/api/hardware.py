@@ -98,8 +98,7 @@ class Hardware:
         rows = []
         for path in self.result.paths.values():
             ends = {f"{name}_{end}": path.fit.domain[name][i] for name in "BS" for i, end in enumerate(("min", "max"))}
-            source = f"nominal: {path.nominal.text}" if path.nominal else f"fit of {path.fit.metrics.n:,} steps"
-            about: dict[str, Any] = {"path": path.name, "source": source, "model": path.fit.name}
+            about: dict[str, Any] = {"path": path.name, "source": path.source, "model": path.fit.name}
             rows.append(about | ends | {"price_per_hour": path.price_per_hour})
         return data_frame(rows)
 
@@ -136,10 +135,7 @@ class Hardware:
         return cls(hardware.HardwareProfile.from_json(document))
 
     def __repr__(self) -> str:
-        paths = [
-            f"{path.name}: {f'nominal: {path.nominal.text}' if path.nominal else f'{path.fit.name} fit'}"
-            for path in self.result.paths.values()
-        ]
+        paths = [f"{path.name}: {path.source}" for path in self.result.paths.values()]
         return f"Hardware({'; '.join(paths) or 'no path'})"
 
 

@@ -150,10 +150,6 @@ def make_load(request: Any, offered: Sequence[float]) -> workload.Load:
     return workload.OpenLoad(workload.parse_arrival_process(request.arrival_process, offered[0]), **more)
 
 
-def notes_of(load: workload.Load) -> Sequence[str]:
-    return load.notes if isinstance(load, workload.RecordedLoad) else ()
-
-
 def request_tokens(load: workload.Load | None, by_prompt: bool, tokens_per_request: int | None) -> tuple[float, float]:
     """Return tokens of a mean request and of the longest, 0 if all are alike. Raises WrongUsage."""
     prompts = None

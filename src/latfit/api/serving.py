@@ -16,7 +16,7 @@ from latfit.api.engines import check_one_engine, engine_costs, engine_settings_o
 from latfit.api.fits import as_fit
 from latfit.api.hardware import profile_of
 from latfit.api.quantities import duration, percent, rates, transfer as transfers
-from latfit.api.reading import make_load, notes_of
+from latfit.api.reading import make_load
 from latfit.api.request import verb
 from latfit.api.requests import EnginePlanRequest
 from latfit.errors import BadInput, WrongUsage, located, refuse
@@ -152,7 +152,7 @@ def plan_engine(request: EnginePlanRequest) -> EnginePlan:
     slower = [] if factor == 1 else [f"Steps take {format_percent(100 * (factor - 1))} longer than fitted."]
     # The search chooses the sequences, and the verdict says that a cache is unlimited.
     of_setup = [note.sentence for note in setup.notes if note.setting not in ("max_num_seqs", "kv_blocks")]
-    notes = [*slower, *unmeasured, *notes_of(load), *of_setup, *found.notes]
+    notes = [*slower, *unmeasured, *load.notes, *of_setup, *found.notes]
     return EnginePlan(structs.replace(found, notes=notes), subject, as_given)
 
 

@@ -14,7 +14,7 @@ from latfit import reporting, simulation
 from latfit.api.answer import Answer, WithPage, data_frame
 from latfit.api.hardware import check_one_model, profile_of
 from latfit.api.quantities import by_name, count, duration, limit, rates, several, values_of
-from latfit.api.reading import make_load, notes_of, request_tokens
+from latfit.api.reading import make_load, request_tokens
 from latfit.api.request import declared, given_in, ignored, option_of, verb
 from latfit.api.requests import PolicySettings, SimulateRequest, StudyRequest
 from latfit.errors import SlaOutOfReach, WrongUsage, refuse
@@ -35,9 +35,9 @@ class Simulation(Answer):
 
     runs: Sequence[simulation.SimResult] | Sequence[simulation.EngineResult]
 
-    @cached_property
+    @property
     def answer(self) -> "reporting.table.Verdict":
-        raise NotImplementedError
+        return reporting.table.Verdict(self.verdict, self.state)
 
     @property
     def stable(self) -> bool:
@@ -69,10 +69,6 @@ class PolicySimulation(Simulation, WithPage):
     title = "Simulated batching policies"
 
     @cached_property
-    def answer(self) -> "reporting.table.Verdict":
-        return reporting.brief.policies_verdict(self.runs, self.sla_ms)
-
-    @cached_property
     def _shown(self) -> "reporting.table.Shown":
         brief, tables = (reporting.simulation_tables.policy_tables(self.runs, brief=each) for each in (True, False))
         messages, columns = self._notes, ("claim", "on this machine")
@@ -80,8 +76,9 @@ class PolicySimulation(Simulation, WithPage):
             brief = [reporting.table.Table("Claims of the literature", columns, self.findings, words=columns[1:])]
             messages, tables = [], [*brief, *tables]
         best = reporting.simulation_tables.best_policies(self.runs, self.sla_ms)[:1]
+        found = reporting.brief.policies_verdict(self.runs, self.sla_ms)
         numbers = reporting.brief.p99_numbers(("Response", run.latency) for run in best)
-        return reporting.table.Shown(*self.answer, messages=messages, brief=brief, tables=tables, numbers=numbers)
+        return reporting.table.Shown(*found, messages=messages, brief=brief, tables=tables, numbers=numbers)
 
     def plot(self) -> "Figure":
         return reporting.simulation_figures.runs_figure(self.runs)
@@ -140,7 +137,7 @@ def simulate(request: SimulateRequest) -> PolicySimulation:
             request.log, simulation.event_log(first.policy, first.system, first.load, LOGGED, request.seed)
         )
     outside = [text for path in machine.paths.values() if (text := PathLatency(path, mean).outside)]
-    runs = [structs.replace(run, notes=[*notes_of(load), *outside, *run.notes]) for run in _sweep(points, request)]
+    runs = [structs.replace(run, notes=[*load.notes, *outside, *run.notes]) for run in _sweep(points, request)]
     left_out = list(dict.fromkeys(error.found for error in skipped))
     subject = reporting.fit_tables.what_is_known(machine.paths.values())
     return PolicySimulation(runs, system, options.sla_ms, left_out, subject=subject)

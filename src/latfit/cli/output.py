@@ -67,11 +67,6 @@ def say(text: str, indent: str = "") -> None:
     echo(wrapped(text, indent, indent))
 
 
-def verdict(text: str, state: "State") -> None:
-    style: dict[str, Any] = {"fg": COLOURS[state], "bold": True} if _coloured() else {}
-    echo(wrapped(text), **style)
-
-
 def suggest(*commands: str) -> None:
     """Print the next commands, each whole on a line, to be pasted."""
     echo("\n  ".join(["Next:", *commands]) if len(commands) > 1 else f"Next: {commands[0]}")
@@ -163,7 +158,8 @@ def print_answer(found: "Answer", options: "OutputOptions", state: "State | None
     lines = [*found.lines, *(found.details if options.verbose else ())]
     sentence, tables = found.verdict, found.tables(brief=not options.verbose)
     if sentence:
-        verdict(sentence, found.state if state is None else state)
+        style: dict[str, Any] = {"fg": COLOURS[state or found.state], "bold": True} if _coloured() else {}
+        echo(wrapped(sentence), **style)
     for i, each in enumerate(tables):
         if sentence or i:
             echo()

@@ -147,8 +147,7 @@ def add(request: AddPathRequest, *, hardware: Hardware = PROFILE, output: Output
         print_json({**whole.to_json()["paths"][request.name], "replaced": list(whole.replaced)})
         return
     path = whole.result.paths[request.name]
-    source = f"nominal: {path.nominal.text}" if path.nominal else f"the {path.fit.name} fit"
-    say(f"Entered path {path.name} into {hardware} ({source}). Paths: {', '.join(whole.result.paths)}.")
+    say(f"Entered path {path.name} into {hardware} ({path.source}). Paths: {', '.join(whole.result.paths)}.")
     for sentence in whole.replaced:
         say(sentence)
     if path.nominal:

@@ -3,7 +3,6 @@
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from latfit.api.request import option
 from latfit.api.requests import ReadRequest, TraceFile
@@ -11,9 +10,6 @@ from latfit.cli.options import OutputOptions, group_of_verbs, read_sources, subv
 from latfit.cli.output import note, print_answer, print_json, print_messages, say, suggest
 from latfit.errors import WrongUsage
 from latfit.units import count_text, format_ms, format_percent
-
-if TYPE_CHECKING:
-    from latfit.trace import Coverage
 
 trace = group_of_verbs("Look at measured steps before fitting them.")
 SHOWN_FACTS = ("rows_read", "rows_used", "dropped", "marked", "formats")
@@ -100,7 +96,9 @@ def show(
     if figure is not None:
         write_bytes(figure, style.png(fit_figures.coverage_figure(read.trace)))
     missing = ["Missing for a good fit:", *(f"  {each}" for each in found.missing)] if found.missing else []
-    lines = [_time_covered(found), steps.requests_line(read.everything.provenance), *missing]
+    seconds, runs = found.seconds, count_text(found.runs, "run")
+    covered = "" if seconds is None else f"Time covered: {format_ms(seconds * 1e3)} in {runs}."
+    lines = [covered, steps.requests_line(read.everything.provenance), *missing]
     drift = [
         f"Drift: {run} ends {format_percent(100 * change, signed=True)} from where it began."
         for run, change in found.drift.items()
@@ -119,9 +117,3 @@ def show(
         note(f"Drew {figure}.", quiet=output.quiet)
     each = " --each" if len(read.systems) > 1 else ""
     suggest(f"{shlex.join(['latfit', 'fit', *request.source])}{each}")
-
-
-def _time_covered(found: "Coverage") -> str:
-    if found.seconds is None:
-        return ""
-    return f"Time covered: {format_ms(found.seconds * 1e3)} in {count_text(found.runs, 'run')}."

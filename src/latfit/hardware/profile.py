@@ -49,6 +49,10 @@ class ExecutionPath(Record, frozen=True):
         return path_label(self.name, nominal=self.nominal is not None)
 
     @property
+    def source(self) -> str:
+        return f"nominal: {self.nominal.text}" if self.nominal else f"{self.fit.name}, {self.fit.metrics.n:,} steps"
+
+    @property
     def origin(self) -> str:
         """`the measurement of 2026-11-01 (saturation, 6 % error)`, `the nominal numbers p50=2ms`."""
         if self.nominal:
@@ -60,7 +64,7 @@ class ExecutionPath(Record, frozen=True):
         return f"the measurement{f' of {when}' if when else ''} ({about})"
 
     def __repr__(self) -> str:
-        return f"<ExecutionPath {self.label}: {self.nominal.text if self.nominal else f'{self.fit.name} fit'}>"
+        return f"<ExecutionPath {self.name}: {self.source}>"
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"nominal": self.nominal.text} if self.nominal else {"fit": self.fit.to_json()}

@@ -34,6 +34,7 @@ from latfit.reporting.table import (
 )
 from latfit.units import count_text, format_ms, format_percent, format_rate, number
 
+_rate_down = partial(format_rate, down=True)
 NOT_KNOWN = "not known"
 UNKNOWN = (NOT_KNOWN, "never", "none")
 BRIEF = ("B1", "B2", "T_cut")

@@ -240,16 +240,11 @@ def paths_table(profile: HardwareProfile, tokens: int = 1, context: float | None
         batches = PathLatency(path, tokens, context)
         return batches.estimate((1, len(batches.batches))[place]).typical_ms
 
-    def source(path: ExecutionPath) -> str:
-        return (
-            f"nominal: {path.nominal.text}" if path.nominal else f"{path.fit.name}, {count(path.fit.metrics.n)} steps"
-        )
-
     return make_table(
         "Execution paths, and the typical latency of the smallest and largest batch",
         profile.paths.values(),
         ("path", "name"),
-        ("source", source),
+        ("source", "source"),
         ("B", lambda path: span(path.fit.domain["B"])),
         ("S", lambda path: span(path.fit.domain["S"])),
         ("smallest", lambda path: latency_ms(path, 0), format_ms),

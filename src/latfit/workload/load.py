@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import PCG64, Generator, SeedSequence
@@ -67,6 +68,7 @@ def parse_class(text: str) -> RequestClass:
 class OpenLoad:
     """Arrivals and lengths drawn from distributions; classes and users at random."""
 
+    notes: ClassVar[tuple[str, ...]] = ()
     arrivals: ArrivalProcess
     lengths: LengthDistribution = field(default_factory=Constant)
     classes: tuple[RequestClass, ...] = (RequestClass(),)
@@ -106,6 +108,7 @@ class RecordedLoad:
 class ClosedLoad:
     """`users` who send one request at a time and think for a mean of `think_ms` in between, also before the first."""
 
+    notes: ClassVar[tuple[str, ...]] = ()
     users: int
     think_ms: float
     exponential: bool = True

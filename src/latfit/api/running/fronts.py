@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -45,7 +44,12 @@ def serve(request: ServeRequest) -> PlainAnswer:
 
     Raises WrongUsage, BadInput, HardwareMissing, TargetNotWritable; Interrupted where requests were cut off.
     """
-    live, engines, classes = _import_front(), request.engines, tuple(request.classes or ())
+    try:
+        _ = live.FrontServer, live.Front
+    except ImportError as error:
+        remedy = "Install it: pip install 'latfit[live]'."
+        raise HardwareMissing(f"{error.name} is not installed", where="latfit serve", remedy=remedy) from None
+    engines, classes = request.engines, tuple(request.classes or ())
     if not isinstance(engines, Mapping) and len(alone := several(engines)) == 1 and not re.match(r"[\w-]+=", alone[0]):
         engines = {DEFAULT_PATH: alone[0]}
     urls = by_name(engines, "URL", "gpu=http://localhost:8000")
@@ -115,7 +119,7 @@ def serve(request: ServeRequest) -> PlainAnswer:
     ordered = f"; {' before '.join(classes)}{aged}" if classes else ""
     how = f"{describe_policy(rule, slots, times)}{ordered}.{'' if token or request.host in LOOPBACK else OPEN}"
     drain_s = in_ms(request.drain, "--drain", zero=True) / 1e3
-    return asyncio.run(_run(live, front, request, drain_s, how))
+    return asyncio.run(_run(front, request, drain_s, how))
 
 
 def reply_ms(path: ExecutionPath, lengths: str, slots: int) -> float:
@@ -148,18 +152,7 @@ def describe_policy(rule: Policy, slots: Mapping[str, int], times_ms: Mapping[st
     return f"{rule.name}: {', '.join(paths)}{'' if cut_ms is None else f'; T_cut {format_ms(cut_ms)}'}"
 
 
-def _import_front() -> Any:
-    live = import_module("latfit.live")
-    try:
-        _ = live.FrontServer, live.Front
-    except ImportError as error:
-        raise HardwareMissing(
-            f"{error.name} is not installed", where="latfit serve", remedy="Install it: pip install 'latfit[live]'."
-        ) from None
-    return live
-
-
-async def _run(live: Any, front: "Front", request: ServeRequest, drain_s: float, how: str) -> PlainAnswer:
+async def _run(front: "Front", request: ServeRequest, drain_s: float, how: str) -> PlainAnswer:
     def announce(server: Any) -> None:
         if request.ready:
             request.ready(f"Serving on {server.url} by {how}")
