@@ -201,7 +201,8 @@ def requests_outcome(noise: str, seed: int) -> list[Outcome]:
     if found.best is None:
         return [Outcome("requests", group, limit, 0.0, limit, math.nan, 0.0, "no number of replicas")]
     planned = found.best.setup.replicas
-    sure = found.best.certain and 100 * (max_step_slowdown(evaluator, found.best) - 1) >= quality_of("", fit).worst_pct
+    slower_pct = 100 * (max_step_slowdown(evaluator, found.best, found.capacity) - 1)
+    sure = found.best.certain and slower_pct >= quality_of("", fit).worst_pct
     tail = engine.ttft(rate, planned, seed + 1)
     needed = planned
     while needed > 1 and engine.ttft(rate, needed - 1, seed + 2).value <= limit:

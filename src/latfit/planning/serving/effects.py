@@ -16,6 +16,7 @@ FASTER = 0.8  # duration of accelerated steps, and length of shorter prompts
 MORE_CACHE = 1.5
 CACHED = 0.3  # of each prompt, for shared prefixes
 MOST_SLOWER, FINE = 4.0, 1.02
+NEAR_CAPACITY = 0.75  # exponent of the first factor of step times that is tried
 
 
 def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: bool = True) -> list[Effect]:
@@ -47,14 +48,16 @@ def effects_of(evaluator: Evaluator, best: Measured, *, cache: bool, replicas: b
     return sorted(found, key=lambda each: each.after)
 
 
-def max_step_slowdown(evaluator: Evaluator, best: Measured) -> float:
-    """Return the largest factor on all step times at which every target is still met."""
+def max_step_slowdown(evaluator: Evaluator, best: Measured, capacity: float) -> float:
+    """Return the largest factor on all step times at which every target is still met. capacity: relative load."""
 
     def met(factor: float) -> bool:
         slower = replace(evaluator, costs=scaled_costs(evaluator.costs, factor, factor))
         return factor == 1.0 or slower.measure(best.setup).met
 
-    return bracket(met, 1.0, growth=1.1, precision=FINE, least=0.0, most=2 * MOST_SLOWER)[0]
+    # Slower steps are a higher load with tighter limits, so the factor lies below both of these.
+    start = max(1.0, min(capacity, 1 / max(best.ratio, 1 / MOST_SLOWER))) ** NEAR_CAPACITY
+    return bracket(met, start, growth=1.1, precision=FINE, least=0.0, most=2 * MOST_SLOWER)[0]
 
 
 def front(evaluator: Evaluator, best: EngineSettings, space: SearchSpace) -> list[Trade]:

@@ -120,7 +120,7 @@ def plan_serving(
     quality = [quality_of(name, fit) for name, fit in fits.items()]
     slower_pct, stalls, schedule = None, None, None
     if met:
-        slower_pct = 100 * (max_step_slowdown(evaluator, shown) - 1)
+        slower_pct = 100 * (max_step_slowdown(evaluator, shown, found.capacity) - 1)
         stalls = stalls_of(
             costs,
             settings,

@@ -4,6 +4,7 @@ Derivation: docs/theory/planning.md, "Searching replicas and settings".
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -181,22 +182,15 @@ class Search:
 
     def least(self, settings: EngineSettings, guess: int | None = None) -> Measured | None:
         """Return the fewest engines that meet the targets with these settings; None if more do not help."""
-        at = min(guess or self._guess(settings), MOST_REPLICAS)
-        most = min(MOST_REPLICAS, MOST_IDLE * at)
-        found, step, low = self._at(settings, at, FIRST), max(1, round(at * (GALLOP - 1))), 0
-        while not found.met:
-            low = at
+        at, missed = min(guess or self._guess(settings), MOST_REPLICAS), 0
+        most, growth = min(MOST_REPLICAS, MOST_IDLE * at), GALLOP
+        while not self._at(settings, at, FIRST).met:
             if at >= most:
                 return None
-            at, step = min(at + step, most), 2 * step
-            found = self._at(settings, at, FIRST)
-        while at - low > 1:
-            # Galloping downwards ends at the first miss; then the bracket is halved.
-            middle = max(at - step, 1) if low == 0 else (at + low) // 2
-            tried = self._at(settings, middle, FIRST)
-            at, found, low = (middle, tried, low) if tried.met else (at, found, middle)
-            step = 2 * step
-        return found
+            missed, at, growth = at, min(max(at + 1, round(at * growth)), most), growth**1.5
+        between = range(missed + 1, at)
+        count = missed + 1 + bisect_left(between, True, key=lambda each: self._at(settings, each, FIRST).met)
+        return self._at(settings, count, FIRST)
 
     def spare(self, setup: Setup, known: float = 1.0) -> tuple[float, float, float]:
         """Return the load up to which the targets are met with certainty, the capacity, and where one is surely missed.
@@ -221,13 +215,17 @@ class Search:
         growth: float = GALLOP,
     ) -> tuple[float, float]:
         """Return loads PRECISION apart at which something holds and does not; `known` is tried first."""
+        most = 1 / LEAST_SCALE
+        if isinstance(self.evaluator.load, ClosedLoad):
+            # Every user sends requests, whether or not they are served.
+            most = max(2.0, MOST_REQUESTS / (SENT_LEAST * self.evaluator.load.users))
         return bracket(
             lambda scale: holds(self.evaluator.measure(setup, scale, replications=replications)),
             known,
             growth=growth,
             precision=PRECISION,
             least=LEAST_SCALE,
-            most=self._most_scale,
+            most=most,
         )
 
     def ascend(self, begun: Setup) -> tuple[EngineSettings, float]:
@@ -262,12 +260,9 @@ class Search:
         return at, load
 
     def _best_alone(self) -> Measured:
-        best = self.evaluator.alone(self.start)
-        for each in [each for axis in AXES for each in self.space.alternatives(self.start, axis)]:
-            if best.met:
-                break
-            best = min(best, self.evaluator.alone(each), key=lambda one: one.ratio)
-        return best
+        tried = [self.start, *(each for axis in AXES for each in self.space.alternatives(self.start, axis))]
+        met = next((found for each in tried if (found := self.evaluator.alone(each)).met), None)
+        return met or min(map(self.evaluator.alone, tried), key=lambda each: each.ratio)
 
     def _verified(self, settings: EngineSettings, guess: int) -> Measured | None:
         found = self.least(settings, guess)
@@ -290,13 +285,6 @@ class Search:
                 remedy="Check its unit, or plan a part of the load and multiply its replicas.",
             )
         return found
-
-    @property
-    def _most_scale(self) -> float:
-        if not isinstance(self.evaluator.load, ClosedLoad):
-            return 1 / LEAST_SCALE
-        # Every user sends requests, whether or not they are served.
-        return max(2.0, MOST_REQUESTS / (SENT_LEAST * self.evaluator.load.users))
 
     def _at(self, settings: EngineSettings, replicas: int, replications: int = MOST) -> Measured:
         return self.evaluator.measure(Setup(settings, replicas), replications=replications)
