@@ -18,13 +18,13 @@ from latfit.units import format_ms
 US_PER_MS = 1000
 
 
-def engine_flags(plan: Plan, largest: int | None) -> dict[str, Flags]:
+def engine_flags(plan: Plan, settings: Settings | Unknown, largest: int | None) -> dict[str, Flags]:
     """Return settings under each engine's names. largest: largest whole batch within the SLA."""
     found: dict[str, Flags] = {}
-    if plan.settings is not None:
-        values: dict[str, int | None] = {"requests": plan.settings.max_num_seqs}
-        if plan.settings.max_num_batched_tokens is not None:
-            values |= {"tokens": plan.settings.max_num_batched_tokens, "chunked": None}
+    if isinstance(settings, Settings):
+        values: dict[str, int | None] = {"requests": settings.max_num_seqs}
+        if settings.max_num_batched_tokens is not None:
+            values |= {"tokens": settings.max_num_batched_tokens, "chunked": None}
         if plan.B1_tokens.value is not None and plan.B1_tokens.value > 1:
             values["gpu_prompts"] = plan.B1_tokens.value
         found = named_flags(**values)

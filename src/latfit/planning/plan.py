@@ -71,14 +71,15 @@ def make_plan(
         messages += above_cliffs([serving.path.fit] if serving.path.nominal is None else [], *limits)
     else:
         unknown["settings"] = settings.reason
-    factors = level_for(serving.path, percentile, serving.phase).at(serving.batches)
+    largest = serving.largest_within(sla_ms, level_for(serving.path, percentile, serving.phase).at(serving.batches))
     why = f"Not supported by these data: {'; '.join(each.message for each in reasons)}. " if reasons else ""
-    plan = structs.replace(
+    return structs.replace(
         plan,
         promise="likely" if reasons and plan.promise == "meets" else plan.promise,
         answer=f"{why}{plan.answer}",
         **views(messages),
         settings=settings if isinstance(settings, Settings) else None,
+        engines=engine_flags(plan, settings, largest and min(largest, max_batch or largest)),
         engines_path=serving.path.name,
         fits=[quality_of_path(path) for path in every],
         nominal={name: path.nominal.text for name, path in profile.paths.items() if path.nominal},
@@ -89,8 +90,6 @@ def make_plan(
         },
         unknown=unknown,
     )
-    largest = serving.largest_within(sla_ms, factors)
-    return structs.replace(plan, engines=engine_flags(plan, largest and min(largest, max_batch or largest)))
 
 
 def _plan_steps(

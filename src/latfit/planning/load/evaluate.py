@@ -83,7 +83,9 @@ class LoadPlanner:
             robust = max(robust or 0.0, self.rate)  # the planned rate is confirmed itself
         rows = [self.describe(each, chosen=each is best) for each in candidates]
         of_most = rows[candidates.index(most)]
-        limit = wording.describe_limit(of_most, self.percentile_alone(most.strategy))
+        alone = self.machine.simulate(most.strategy, 0.0, COARSE)
+        assert alone is not None
+        limit = wording.describe_limit(of_most, alone.percentile(self.target.q))
         capacity = capacity_of(of_most, self.request, limit, None if robust is None else robust * 1e3)
         carried = "" if capacity is None else f"capacity {capacity.shown} per replica, "
         threshold = self.threshold() if two_paths else None
@@ -116,11 +118,6 @@ class LoadPlanner:
         messages = [*self.why_in_doubt(estimate, promise), *tail_warnings(self.machine)]
         messages += self.notes(cutoff)
         return structs.replace(plan, answer=answer), messages
-
-    def percentile_alone(self, strategy: Strategy) -> float:
-        law = self.machine.simulate(strategy, 0.0, COARSE)
-        assert law is not None
-        return law.percentile(self.target.q)
 
     def capacity(self, candidate: Candidate) -> float:
         """Return the highest feasible rate per ms of a strategy; 0 for none."""
@@ -220,15 +217,12 @@ class LoadPlanner:
 
     def change(self, label: str, machine: Machine, shown: Candidate, rate: float) -> Change:
         """Return the shown strategy under a change, at its T_cut; its capacity is with the best T_cut."""
-        strategy = shown.strategy
-        law, highest = machine.simulate(strategy, rate, COARSE), self.capacity(shown)
+        strategy, ranges = shown.strategy, shown.ranges
         if any(part not in self.machine.parts for part in machine.parts_of(strategy)):
-            highest = range_of(feasible_rates(machine, strategy, self.target), self.rate)[1]
+            ranges = feasible_rates(machine, strategy, self.target)
+        law, highest = machine.simulate(strategy, rate, COARSE), range_of(ranges, self.rate)[1]
         late = None if law is None else law.percentile(self.target.q)
-        ranges = [(0.0, highest)] if highest > 0 else []
         needed = replicas_within(ranges, rate * self.request.replicas, machine.rate_limit(strategy))
-        if needed == 1 and (late is None or late > self.target.sla_ms):
-            needed = None  # the load is too low, where steps hold too few requests: more replicas make it lower
         return Change(label, self.first_batch(machine, rate), late, highest * 1e3 if highest > 0 else None, needed)
 
     def first_batch(self, machine: Machine, rate: float) -> int | None:

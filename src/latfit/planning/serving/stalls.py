@@ -68,16 +68,15 @@ def longest_gap(costs: StepCosts, settings: EngineSettings, D: int, prompt: int,
         chunk = min(chunk, settings.max_num_batched_tokens - D, settings.long_prefill_token_threshold or chunk)
     interrupts = settings.batching in ("continuous", "static")
     beside = 0 if interrupts else D
-    steps = [(_chunk_ms(costs, beside, min(chunk, prompt - k), k, context), k) for k in range(done, prompt, chunk)]
+    steps = []
+    for k in range(done, prompt, chunk):
+        p = min(float(chunk), float(prompt - k))
+        work = Work(beside + 1.0, beside + p, 1.0, p, float(k), beside * context, p * (k + 0.5 * p), k + p)
+        steps.append((float(step_ms(costs, work)), k))
     gap_ms, at = max(steps)
     if interrupts:  # the next step decodes the new request, too
         gap_ms += float(step_ms(costs, Work(D + 1.0, D + 1.0, 0.0, 0.0, 0.0, D * context + prompt, 0.0, 0.0)))
     return gap_ms, min(chunk, prompt - at)
-
-
-def _chunk_ms(costs: StepCosts, D: int, tokens: int, cached: int, context: float) -> float:
-    p, k = float(tokens), float(cached)
-    return float(step_ms(costs, Work(D + 1.0, D + p, 1.0, p, k, D * context, p * (k + 0.5 * p), k + p)))
 
 
 def _interval(fit: FitResult | None, gap_ms: float, D: int, chunk: int) -> tuple[float, float] | None:
