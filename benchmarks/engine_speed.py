@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from latfit.simulation.engine.loop import advance
-from latfit.simulation.engine.run import idle_engines, load_of
+from latfit.simulation.engine.run import load_of
 from latfit.simulation.engine.settings import EngineSettings
-from latfit.simulation.engine.state import PREEMPTIONS, PUSHED, STEPS, engines_of
+from latfit.simulation.engine.state import PREEMPTIONS, PUSHED, STEPS, engines_of, new_states
 from latfit.simulation.engine.step_cost import StepCosts, linear_costs
 from latfit.workload.recordings import read_requests
 from latfit.workload.requests import Requests, make_requests
@@ -37,7 +37,7 @@ def loop_s(requests: Requests, settings: EngineSettings, costs: StepCosts = COST
     spent: list[float] = []
     state = None
     while len(spent) < FEWEST or sum(spent) < LASTING_S:
-        (state,) = engines_of(idle_engines(limits, load, range(1)))
+        (state,) = engines_of(new_states(limits, load, range(1)))
         state.inbox[:], state.i[PUSHED] = state.source, len(requests)
         began = time.thread_time()
         advance(limits, load, costs, state, np.inf)

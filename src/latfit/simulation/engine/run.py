@@ -11,7 +11,7 @@ from latfit.simulation.engine import state as st
 from latfit.simulation.engine.loop import advance
 from latfit.simulation.engine.scheduler import advance_static
 from latfit.simulation.engine.settings import NEVER_MS, EngineSettings, check_fits
-from latfit.simulation.engine.state import Limits, Load, SmallIntArray, State, engines_of, new_states
+from latfit.simulation.engine.state import Limits, Load, SmallIntArray, State, coming, engines_of, new_states
 from latfit.simulation.engine.statistics import Timeline, gap_summary, timeline_of
 from latfit.simulation.engine.step_cost import StepCosts
 from latfit.stats import FloatArray, IntArray
@@ -114,7 +114,7 @@ def serve_in_turn(
 ) -> EngineRun:
     """Serve request r on engine r modulo the number of engines, so that users stay on one engine."""
     first, spread = coming(load), min(len(engines), load.users) if load.users else len(engines)
-    states = engines_of(idle_engines(limits, load, engines))
+    states = engines_of(new_states(limits, load, engines))
     for k, state in enumerate(states[:spread]):
         own = first[first % spread == k]
         state.inbox[: len(own)] = own
@@ -125,21 +125,6 @@ def serve_in_turn(
         elif len(own) and advance(limits, load, costs, state, np.inf) == st.STUCK:
             raise never_runs()
     return run_of(requests, limits, states, np.arange(len(load.arrival)) % spread, load)
-
-
-def idle_engines(limits: Limits, load: Load, engines: range) -> State:
-    source, counts = np.zeros(len(load.arrival), dtype=np.int32), np.zeros(st.COUNTERS, dtype=np.int64)
-    first = coming(load)
-    source[: len(first)] = first
-    counts[[st.PUSHED, st.ISSUED, st.STRIDE, st.SHARED]] = len(first), load.users, 1, 1
-    return new_states(limits, load, engines, source, counts)
-
-
-def coming(load: Load) -> SmallIntArray:
-    """Return the requests whose arrival is known beforehand, in order of arrival."""
-    if not load.users:
-        return np.arange(len(load.arrival), dtype=np.int32)
-    return np.argsort(load.arrival[: load.users], kind="stable").astype(np.int32)
 
 
 def never_runs() -> BadInput:

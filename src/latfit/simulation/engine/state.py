@@ -135,8 +135,18 @@ class State(NamedTuple):
     held: NDArray[np.int8]  # 1 for each unit that a request holds
 
 
-def new_states(limits: Limits, load: Load, engines: range, source: SmallIntArray, source_i: IntArray) -> State:
+def coming(load: Load) -> SmallIntArray:
+    """Return the requests whose arrival is known beforehand, in order of arrival."""
+    if not load.users:
+        return np.arange(len(load.arrival), dtype=np.int32)
+    return np.argsort(load.arrival[: load.users], kind="stable").astype(np.int32)
+
+
+def new_states(limits: Limits, load: Load, engines: range) -> State:
     """Make idle engines with a shared source: arrays of engines are rows (engines, ...), arrays of requests shared."""
+    first, source, source_i = coming(load), np.zeros(len(load.arrival), dtype=np.int32), _ints(COUNTERS)
+    source[: len(first)] = first
+    source_i[[PUSHED, ISSUED, STRIDE, SHARED]] = len(first), load.users, 1, 1
     rows = {name: _rows(column, len(engines)) for name, column in _of_engine(limits, load).items()}
     streams = [Streams(limits.seed).generator(SERVICE, engine) for engine in engines]
     stream = np.stack([each.integers(2**64, size=1, dtype=np.uint64) for each in streams])

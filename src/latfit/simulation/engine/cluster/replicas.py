@@ -12,9 +12,9 @@ from latfit.errors import WrongUsage, refuse
 from latfit.simulation.engine import state as st
 from latfit.simulation.engine.cluster import router as core
 from latfit.simulation.engine.prefix_cache import forget
-from latfit.simulation.engine.run import Counters, EngineRun, idle_engines, load_of, never_runs, run_of, serve_in_turn
+from latfit.simulation.engine.run import Counters, EngineRun, load_of, never_runs, run_of, serve_in_turn
 from latfit.simulation.engine.settings import EngineSettings, check_fits
-from latfit.simulation.engine.state import Limits, Load, State, engines_of
+from latfit.simulation.engine.state import Limits, Load, State, engines_of, new_states
 from latfit.simulation.engine.step_cost import StepCosts
 from latfit.stats import FloatArray
 from latfit.units import parse_duration_ms
@@ -137,10 +137,9 @@ def serve_replicas(
 ) -> EngineRun:
     """Run equal engines behind a router until all requests are done; `think_ms` and errors as in `serve`."""
     check_fits(requests, settings)
-    if routing.scaling is not None:
-        found = "replicas come and go with requests that come by themselves, not with users who wait"
-        refuse(think_ms is not None, found, "--users", "Give --rate or --arrivals.")
-        return _serve_scaled(requests, costs, settings, routing, seed)
+    closed = routing.scaling is not None and think_ms is not None
+    found = "replicas come and go with requests that come by themselves, not with users who wait"
+    refuse(closed, found, "--users", "Give --rate or --arrivals.")
     load = load_of(requests, settings, seed, think_ms)
     return _served(requests, load, costs, settings.limits(seed), routing)
 
@@ -148,35 +147,27 @@ def serve_replicas(
 def _served(
     requests: Requests, load: Load, costs: StepCosts, limits: Limits, routing: Routing, before: int = 0
 ) -> EngineRun:
-    if routing.route == "round-robin" or (routing.replicas == 1 and routing.route != "prefix"):
+    scaling, alone = routing.scaling, routing.replicas == 1 and routing.route != "prefix"
+    if scaling is None and (routing.route == "round-robin" or alone):
         return serve_in_turn(requests, load, costs, limits, range(before, before + routing.replicas))
-    states, router, _ = _routed(limits, load, costs, routing, routing.replicas, before)
-    return run_of(requests, limits, engines_of(states), router.replica, load)
-
-
-def _serve_scaled(
-    requests: Requests, costs: StepCosts, settings: EngineSettings, routing: Routing, seed: int
-) -> EngineRun:
-    """Run a changing number of replicas; there are more places than replicas, because some still drain."""
-    assert routing.scaling is not None
-    limits, places = settings.limits(seed), routing.scaling.most
-    while True:
-        load = load_of(requests, settings, seed)
-        states, router, fleet = _routed(limits, load, costs, routing, places)
-        if not fleet.crowded:
-            break
-        places *= 2
+    places, crowded = routing.replicas if scaling is None else scaling.most, True
+    while crowded:  # more places than replicas are needed while some still drain
+        whole = load._replace(cached=load.cached.copy())  # the router changes it
+        states, router, fleet = _routed(limits, whole, costs, routing, places, before)
+        places, crowded = 2 * places, fleet.crowded
     run = run_of(requests, limits, engines_of(states), router.replica, load)
+    if scaling is None:
+        return run
     return replace(run, paid_ms=fleet.paid_until(float(run.last_ms.max())), scaled=np.array(fleet.log).T)
 
 
 def _routed(
-    limits: Limits, load: Load, costs: StepCosts, routing: Routing, places: int, before: int = 0
+    limits: Limits, load: Load, costs: StepCosts, routing: Routing, places: int, before: int
 ) -> tuple[State, core.Router, "Fleet"]:
     """Run engines behind a router until all is served, or the router finds no place for a replica."""
     static = limits.batching == st.STATIC
     refuse(static, "static batches are routed in turn only", "--set route", "Take round-robin.")
-    users, states = int(load.user.max()) + 1, idle_engines(limits, load, range(before, before + places))
+    users, states = int(load.user.max()) + 1, new_states(limits, load, range(before, before + places))
     router = core.Router(
         route=ROUTES[routing.route],
         slack=routing.slack,
