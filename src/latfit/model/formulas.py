@@ -156,10 +156,7 @@ class Saturation:
         B, S = steps["B"], steps["S"]
         k_b, k_s, *gamma = outer
         g = _work_factor(k_b, k_s, gamma, steps)
-        columns = np.empty((*g.shape, 5))
-        for i, column in enumerate((np.ones_like(g), g, S * g, B, S)):
-            columns[..., i] = column
-        return columns
+        return np.stack(np.broadcast_arrays(1.0, g, S * g, B, S), axis=-1)
 
     def assemble(self, outer: FloatArray, coefficients: FloatArray) -> FloatArray:
         tau_0, a, b, tau_b, tau_s = coefficients
