@@ -188,8 +188,7 @@ def engine_settings_of(
     named = {name: value for name, value in given.items() if value is not None}
     for name in {"draft_cost", "swap"} & set(named):
         named[name] = duration(named[name], f"--set {name}")
-    known = simulation.known_settings(facts, named.get("block_size"))
-    setup = simulation.set_up_engine(known, {**simulation.USUAL_SETTINGS, **known.values, **named}, named, batching)
+    setup = simulation.set_up_engine(facts, named, batching)
     for name in {"acceptance", "draft_cost"} & set(named):
         if not setup.settings.speculation.draft_tokens:
             ignored(f"--set {name}", "nothing is drafted")

@@ -5,8 +5,8 @@ tokens".
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from latfit.simulation.engine.settings import EngineSettings, Speculation
 from latfit.trace import EngineFacts
@@ -67,16 +67,10 @@ class SettingNote:
         return f"{self.text}; {self.option} sets it." if self.setting else f"{self.text}."
 
 
-@dataclass(frozen=True)
-class KnownSettings:
-    # Parameters by option name (`kv_blocks`, `max_num_seqs`, `synchronous`, ...)
-    values: Mapping[str, Any] = field(default_factory=dict)
-    # Source of each: a file's name, `vLLM's default`, `observed` in the steps, or `assumed`
-    origin: Mapping[str, str] = field(default_factory=dict)
-    files: Sequence[str] = ()  # files that contributed a value
-    notes: Sequence[SettingNote] = ()  # remarks for the user
-    # Whether to pad decode steps to captured graphs; False if the measured steps include the padding
-    padded_graphs: bool = True
+class KnownSettings(NamedTuple):
+    values: Mapping[str, Any] = {}  # by the names of options
+    origin: Mapping[str, str] = {}  # of each: a file's name, vLLM's default, observed in the steps, or assumed
+    notes: Sequence[SettingNote] = ()
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ class EngineSetup:
 def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSettings:
     """Collect the settings that traces report, else vLLM's defaults; no `kv_blocks` if no source reports it."""
     if not {*facts.values, *facts.differing} - set(SAYS_NOTHING):
-        return KnownSettings(padded_graphs=not facts.as_served)
+        return KnownSettings()
     told: dict[str, Any] = {**facts.values, **({} if block_size is None else {"block_size": block_size})}
     cpu = told.get("device_type") == "cpu"
     # On GPUs vLLM's max_num_seqs depends on memory and version.
@@ -178,7 +172,7 @@ def known_settings(facts: EngineFacts, block_size: int | None = None) -> KnownSe
         if decoded > 0 and facts.did.get("draft_tokens", 0.0) > 0:
             accepted = facts.did.get("accepted_tokens", 0.0)
             take("acceptance", "", acceptance_of(accepted / decoded, k), OBSERVED)
-    return KnownSettings(values, origin, facts.files, notes, padded_graphs=not facts.as_served)
+    return KnownSettings(values, origin, notes)
 
 
 def acceptance_of(gain: float, k: int) -> float:
@@ -190,10 +184,10 @@ def acceptance_of(gain: float, k: int) -> float:
     return float(brentq(lambda a: sum(a**i for i in range(1, k + 1)) - gain, 0.0, 1.0, xtol=1e-14))
 
 
-def set_up_engine(
-    known: KnownSettings, chosen: Mapping[str, Any], named: Mapping[str, Any], batching: str
-) -> EngineSetup:
-    """Return the engine with the chosen settings (times in ms), of which options name some. Raises WrongUsage."""
+def set_up_engine(facts: EngineFacts, named: Mapping[str, Any], batching: str) -> EngineSetup:
+    """Return the engine with the settings that options name (times in ms), else the known ones. Raises WrongUsage."""
+    known = known_settings(facts, named.get("block_size"))
+    chosen = {**USUAL_SETTINGS, **known.values, **named}
     drafts = 0 if batching == "static" and "draft_tokens" not in named else chosen["draft_tokens"]
     settings = EngineSettings(
         batching=batching,
@@ -202,11 +196,11 @@ def set_up_engine(
         cached_share=chosen["prefix_hit_rate"],
         speculation=Speculation(drafts, chosen["acceptance"], chosen["draft_cost"] or 0.0),
         prefix_cache="prefix_hit_rate" not in named,  # a given rate replaces the recorded contents of prompts
-        padded_graphs=known.padded_graphs,
+        padded_graphs=not facts.as_served,  # else the measured steps include the padding
         **{name: chosen[name] for name in SAME_NAME},
     )
     origin = {**known.origin, **dict.fromkeys(named, GIVEN)}
     notes = [note for note in known.notes if note.setting not in named]
     if "kv_blocks" not in origin:
         notes.append(SettingNote("The size of the KV cache is not known: taken as unlimited", "kv_blocks"))
-    return EngineSetup(settings, origin, notes, known.files)
+    return EngineSetup(settings, origin, notes, facts.files)

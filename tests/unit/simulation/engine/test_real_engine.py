@@ -2,13 +2,7 @@
 
 import pytest
 
-from latfit.simulation.engine.real_engine import (
-    USUAL_SETTINGS,
-    KnownSettings,
-    acceptance_of,
-    known_settings,
-    set_up_engine,
-)
+from latfit.simulation.engine.real_engine import acceptance_of, known_settings, set_up_engine
 from latfit.simulation.engine.settings import Speculation
 from latfit.trace.serving_engine import engine_facts
 
@@ -36,21 +30,14 @@ def test_all_that_a_recorder_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "asynchronous"),
-    [("server.log", "asynchronous"), ("assumed", "asynchronous (assumed; --synchronous if not)")],
+    ("reported", "asynchronous"),
+    [({"async_scheduling": True}, "asynchronous"), ({}, "asynchronous (assumed; --synchronous if not)")],
 )
-def test_the_settings_in_a_line(source: str, asynchronous: str) -> None:
-    known = KnownSettings({}, {"kv_blocks": "server.log", "synchronous": source}, ("server.log",))
-    values = {
-        **USUAL_SETTINGS,
-        "max_num_seqs": 128,
-        "kv_blocks": 2588,
-        "draft_tokens": 2,
-        "acceptance": 0.6,
-        "draft_cost": 1.5,
-        "prefix_hit_rate": 0.25,
-    }
-    made = set_up_engine(known, values, {}, "chunked-prefill")
+def test_the_settings_in_a_line(reported: dict[str, bool], asynchronous: str) -> None:
+    log = {"vllm": "0.32.0", "kv_capacity_tokens": 41_408, **reported}
+    drafts = {"draft_tokens": 2, "acceptance": 0.6, "draft_cost": 1.5}
+    named = {"max_num_seqs": 128, "prefix_hit_rate": 0.25, **drafts}
+    made = set_up_engine(engine_facts([("server.log", log)]), named, "chunked-prefill")
     assert made.settings.speculation == Speculation(2, 0.6, 1.5)
     assert made.line == (
         f"Engine: 2,588 KV blocks of 16, 128 requests and 2,048 tokens a step at most, {asynchronous}, 25 % of prompts"
