@@ -17,26 +17,18 @@ from latfit.stats import FloatArray, IntArray
 DECODING, PREFILL, CONTEXT, LENGTH = "decode_requests", "prefill_tokens", "decode_context", "prefill_length"
 REQUESTS = "prefill_requests"
 
-AXES: Mapping[str, Callable[[Features], FloatArray]] = {
-    DECODING: lambda f: f["D"],
-    PREFILL: lambda f: f["P"],
-    CONTEXT: lambda f: f["KD"] / np.maximum(f["D"], 1.0),
-    LENGTH: lambda f: (f["KP"] + f["P"]) / np.maximum(f["n"], 1.0),
-    REQUESTS: lambda f: f["n"],
+AXES: Mapping[str, tuple[Callable[[Features], FloatArray], tuple[str, ...]]] = {
+    DECODING: (lambda f: f["D"], ("B", "prefill_requests")),
+    PREFILL: (lambda f: f["P"], ("S", "prefill_tokens")),
+    CONTEXT: (lambda f: f["KD"] / np.maximum(f["D"], 1.0), ("context_tokens",)),
+    LENGTH: (lambda f: (f["KP"] + f["P"]) / np.maximum(f["n"], 1.0), ("context_tokens", "prefill_context_tokens")),
+    REQUESTS: (lambda f: f["n"], ("prefill_requests",)),
 }
-"""Axes: decode requests, prefill tokens, cached tokens per decode request, cached and new tokens per prefill request,
-prefill requests. More of any of them adds work."""
+"""Axes, each with the columns that it reads: decode requests, prefill tokens, cached tokens per decode request, cached
+and new tokens per prefill request, prefill requests. More of any of them adds work."""
 
 OF_STEPS, OF_PREFILL_ALONE = (DECODING, PREFILL, CONTEXT, LENGTH), (REQUESTS, PREFILL, LENGTH)
 """Axes of the table of all steps, and of the table of steps of prefill alone, in order."""
-
-_READS = {
-    DECODING: ("B", "prefill_requests"),
-    PREFILL: ("S", "prefill_tokens"),
-    CONTEXT: ("context_tokens",),
-    LENGTH: ("context_tokens", "prefill_context_tokens"),
-    REQUESTS: ("prefill_requests",),
-}
 
 DECIMALS = 5  # of nodes and values
 MOST = 20.0  # upper bound of |g| in a valid file
@@ -75,7 +67,7 @@ class Correction(Record, frozen=True, eq=False, omit_defaults=True):
     @property
     def columns(self) -> tuple[str, ...]:
         tables = (self, self.prefill_alone)
-        return tuple(name for table in tables if table is not None for axis in table.nodes for name in _READS[axis])
+        return tuple(name for table in tables if table is not None for axis in table.nodes for name in AXES[axis][1])
 
 
 def prefill_only(features: Features) -> NDArray[np.bool_]:
@@ -83,7 +75,7 @@ def prefill_only(features: Features) -> NDArray[np.bool_]:
 
 
 def coordinates(names: Iterable[str], features: Features) -> list[FloatArray]:
-    return [np.log1p(np.maximum(AXES[name](features), 0.0)) for name in names]
+    return [np.log1p(np.maximum(AXES[name][0](features), 0.0)) for name in names]
 
 
 def corners_of(nodes: Mapping[str, FloatArray], at: list[FloatArray]) -> tuple[IntArray, FloatArray]:

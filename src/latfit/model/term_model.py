@@ -190,9 +190,8 @@ class Separable:
 
     def basis(self, outer: FloatArray, steps: Steps) -> FloatArray:
         seen, shapes = features_of(steps), self._named(outer[self._in_base :])
-        own = np.empty((*outer.shape[1:-1], len(seen["S"]), len(self.terms)))
-        for i, term in enumerate(self.terms):
-            own[..., i] = term.column(seen, shapes)
+        shape = (*outer.shape[1:-1], len(seen["S"]))
+        own = np.stack([np.broadcast_to(term.column(seen, shapes), shape) for term in self.terms], axis=-1)
         if self.base is None:
             return own
         return np.concatenate([self.base.basis(outer[: self._in_base], steps), own], axis=-1)

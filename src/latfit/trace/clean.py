@@ -102,9 +102,6 @@ class Rule(NamedTuple):
     necessary: bool = False
     marks: bool = False
 
-    def applies(self, options: CleanOptions) -> bool:
-        return self.necessary or self.reason not in options.keep
-
 
 def clean(trace: Trace, options: CleanOptions | None = None, *, rows_only: bool = False) -> Cleaned:
     """Drop what cannot be a step. rows_only: by rules that judge each row alone. Raises WrongUsage."""
@@ -118,7 +115,8 @@ def clean(trace: Trace, options: CleanOptions | None = None, *, rows_only: bool 
     dropped: Counter[str] = Counter()
     rest, rows = trace.only(LOOKED_AT), np.arange(len(trace))
     for number, rule in enumerate(RULES, start=1):
-        if not rule.applies(options) or (rows_only and rule.scope != "row"):
+        kept = rule.reason in options.keep and not rule.necessary
+        if kept or (rows_only and rule.scope != "row"):
             continue
         found = np.zeros(len(rest), dtype=bool)
         for part in rest.split(rest.identity() if rule.scope == "system" else ()):
