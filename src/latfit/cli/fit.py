@@ -74,6 +74,10 @@ class Stored:
         return " ".join(filter(None, self.fit.system.values())) or self.label
 
     @property
+    def entered(self) -> bool:
+        return self.fit.ok and self.path is not None and self.kept_out is None
+
+    @property
     def problem(self) -> tuple[str, str] | None:
         """What is wrong, and what to do."""
         status = self.fit.result.status
@@ -143,7 +147,8 @@ def fit(request: FitEachRequest, targets: TargetOptions, output: OutputOptions) 
     if targets.report is not None:
         from latfit.api import report
 
-        note(report(targets.hardware, targets.report).summary(), quiet=output.silent)
+        paths = targets.hardware if any(each.entered for each in made) else made[0].file
+        note(report(paths, targets.report).summary(), quiet=output.silent)
     _check_usable(made, strict=targets.strict, where=steps.name)
 
 
@@ -156,13 +161,13 @@ def _enter(stored: Sequence[Stored], hardware: Path, *, force: bool, assumed: bo
 
     from latfit.hardware import ExecutionPath, add_path
 
-    usable = [(each, each.path) for each in stored if each.fit.ok and each.path is not None and each.kept_out is None]
+    usable = [each for each in stored if each.entered]
     if not usable:
         return ()
-    entered = add_path(hardware, *(ExecutionPath(path, each.fit.result) for each, path in usable), force=force)
-    notes: list[Message | str] = [*entered.replaced]
-    for each, path in usable:
-        each.kept_out = entered.refused.get(path)
+    found = add_path(hardware, *(ExecutionPath(each.path or "", each.fit.result) for each in usable), force=force)
+    notes: list[Message | str] = [*found.replaced]
+    for each in usable:
+        each.kept_out = found.refused.get(each.path or "")
         if each.kept_out is not None and assumed:
             command = f"latfit hardware add NAME {shlex.quote(str(each.file))}"
             notes.append(replace(each.kept_out, remedy=f"To enter it as another path: {command}"))
@@ -186,7 +191,7 @@ def _print(stored: Sequence[Stored], notes: "Sequence[Message | str]", hardware:
     if not usable:
         return
     files = _listed([str(each.file) for each in usable], MAX_IN_FULL)
-    entered = _listed([each.path for each in usable if each.path and each.kept_out is None], MAX_ROWS)
+    entered = _listed([str(each.path) for each in usable if each.entered], MAX_ROWS)
     if entered:
         assumed = "" if usable[0].fit.path else " (assumed; --path cpu if it is not)"
         say(f"Wrote {files}; in {hardware} as path{'s' * (', ' in entered)} {entered}{assumed}.")
@@ -194,7 +199,7 @@ def _print(stored: Sequence[Stored], notes: "Sequence[Message | str]", hardware:
         say(f"Wrote {files}. Not entered into {hardware}.")
     else:
         say(f"Wrote {files}. Not in {hardware}: name a path for each with --path '{{hardware}}-tp{{tp}}'.")
-    if entered or not any(each.kept_out for each in usable):
+    if entered or (len(usable) == 1 and not usable[0].kept_out):
         place = shlex.quote(str(hardware if entered else usable[0].file))
         suggest(f"latfit plan --sla {feasible_sla(usable[0].fit.result)} --hardware {place}")
 

@@ -110,7 +110,8 @@ def draw_predicted(axes: Axes, view: FitView) -> None:
     names, counts = np.unique(rows.phase, return_counts=True)
     for n, phase in sorted(zip(counts, names, strict=True), reverse=True):
         at, many = rows.phase == phase, n > _MANY_ROWS
-        bias = format_percent(float(np.median(rows.error_pct[at])), signed=True)
+        error_pct = 100 * (rows.predicted_ms[at] / rows.measured_ms[at] - 1)
+        bias = format_percent(float(np.median(error_pct)), signed=True)
         look: dict[str, Any] = {"color": style.PHASE_COLOURS[phase], "marker": style.PHASE_MARKERS[phase]}
         look |= {"markersize": 3.0 if many else 4.0, "markeredgewidth": 0 if many else 0.3, "markeredgecolor": "white"}
         label = f"{phase or 'step'} ({count(n)}), bias {bias}"

@@ -56,7 +56,6 @@ class Section:
     pictures: Sequence[Picture] = ()
     sentences: Sequence[str] = ()
     formula: str = ""
-    notes: Sequence[str] = ()
     folded: Table | None = None  # a long table that stays closed
     open: bool = False
 

@@ -57,7 +57,7 @@ def render(report: ReportInput) -> Rendered:
         replace(fit_tables.phases(path.fit), caption=f"Held-out error by phase, {name}") for name, path in paths.items()
     ]
     remarks = [warning.message for warning in warnings if not warning.needs_action]
-    sections = [Section("Accuracy", "trust", by_phase, notes=remarks)]
+    sections = [Section("Accuracy", "trust", by_phase, sentences=remarks)]
     nearby = {} if plan is None else plans_nearby(plan, report)
     limits = plan_pictures(plan, report.profile, report.request)
     if plan is not None or limits:
@@ -105,14 +105,15 @@ def sla_line(path: ExecutionPath, plan: Plan, percentile: float) -> SlaLine:
 
 
 def _limits(report: ReportInput, nearby: Mapping[str, Mapping[str, Plan]], pictures: Sequence[Picture]) -> Section:
-    plan, found, sentences = report.plan, [], []
+    plan, found = report.plan, []
+    sentences = [] if plan is None else [*plan.notes]
     if plan is not None:
         others = (plan_tables.other_plans_table(f"Limits by {label}", plans) for label, plans in nearby.items())
         found = [*others, *plan_tables.plan_tables(plan)]
         if "settings" in plan.unknown:
-            sentences = [f"No limits for steps of an engine: {plan.unknown['settings']}."]
+            sentences.append(f"No limits for steps of an engine: {plan.unknown['settings']}.")
     tables = [*found, ceilings_table(report.profile)]
-    return Section("Limits", "limits", tables, pictures, sentences, notes=[] if plan is None else plan.notes)
+    return Section("Limits", "limits", tables, pictures, sentences)
 
 
 def _card_without_sla(command: str) -> Card:

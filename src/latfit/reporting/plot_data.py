@@ -33,10 +33,6 @@ class Agreement(NamedTuple):
     predicted_ms: FloatArray
     phase: NDArray[np.str_]
 
-    @property
-    def error_pct(self) -> FloatArray:
-        return (self.predicted_ms - self.measured_ms) / self.measured_ms * 100
-
 
 class Cells(NamedTuple):
     """Each measured (B, S), (m,): how often, and its median latency."""
@@ -112,14 +108,11 @@ class FitView:
         steps = Trace({name: np.array([step[i] for step in wanted]) for i, name in enumerate(("B", "S"))})
         found = predict(self.fit, steps)
         intervals = zip(found.T_ms, found.low, found.high, 100 * found.level, strict=True)
-        return [
-            [_rounded(value) for value in (*step, *interval, *measured.get(step, (np.nan, np.nan)))]
+        rows = [
+            (*step, *interval, *measured.get(step, (np.nan, np.nan)))
             for step, interval in zip(wanted, intervals, strict=True)
         ]
-
-
-def _rounded(value: float) -> float | None:
-    return float(f"{value:.7g}") if np.isfinite(value) else None
+        return [[float(f"{value:.7g}") if np.isfinite(value) else None for value in row] for row in rows]
 
 
 def gather_cells(B: FloatArray, S: FloatArray, T_ms: FloatArray) -> Cells:

@@ -43,8 +43,7 @@ def engine_figure(runs: Sequence[EngineResult]) -> Figure:
         return _engine_sweep(figure, runs)
     ttft, waiting, cache = figure.subplots(1, 3)
     for run, label, colour in zip(runs, run_labels(runs), style.LINE_COLOURS, strict=False):
-        if run.first is None:
-            continue
+        assert run.first is not None
         _draw_shares(ttft, run.first.ttft_ms / 1e3, label, colour)
         for line in run.first.timelines:
             seconds = (line.start_ms + (np.arange(len(line.busy)) + 0.5) * line.slice_ms) / 1e3

@@ -118,20 +118,19 @@ def changes_table(name: str, found: Change, *, brief: bool = False) -> Table:
         for region in phase.tested
         if not brief or region in phase.slower or region is phase
     ]
-    table = make_table(
+    return make_table(
         name,
         regions,
         ("phase", lambda each: each[0].phase if each[1] is each[0] else "  region"),
         ("B", lambda each: span(each[1].B)),
         ("S", lambda each: span(each[1].S)),
-        ("steps", lambda each: count(each[1].steps) if each[0].by == "steps" else "by fits"),
+        ("steps", lambda each: None if brief else count(each[1].steps) if each[0].by == "steps" else "by fits"),
         ("change", lambda each: signed_percent(each[1].change_pct)),
         ("95 % interval", lambda each: _interval(each[1].low_pct, each[1].high_pct)),
         ("verdict", lambda each: _verdict(*each)),
         words=("verdict",),
         note="" if brief else "95 %: of all intervals together, each end alone.",
     )
-    return table.only(*(each for each in table.columns if each != "steps")) if brief else table
 
 
 def _verdict(phase: PhaseChange, region: RegionChange) -> str:

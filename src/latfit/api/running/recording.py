@@ -77,31 +77,23 @@ class Recorded(Answer):
 
     @property
     def messages(self) -> list[Message]:
-        counts, busy = self.counts, len(self.busy)
-        idle = len(self.trace) - busy
-        shortest_ms = float(self.trace.floats("window_ms").min()) if len(self.trace) else 0.0
-        ranges = [(values.min(), values.max()) for values in map(self.busy.floats, ("B", "S"))] if busy else []
-        found = {
-            "unanswered": counts["unanswered"] > MAX_UNANSWERED * counts["polls"],
-            "restarted": counts["restarts"],
-            "preempted": counts["preempted_windows"],
-            "slow_answers": self.slowest_s * 1e3 > MAX_READING * shortest_ms > 0,
-            "few_windows": 0 < busy < MIN_WINDOWS,
-            "one_load": busy >= MIN_WINDOWS and all(high <= ONE_LOAD * low for low, high in ranges),
-            "idle": idle,
-        }
-        values = {
-            **counts,
-            "slowest": 1e3 * self.slowest_s,
-            "times": count_text(counts["restarts"], "time"),
-            "share": idle / max(len(self.trace), 1),
-        }
-        windows = {"preempted": counts["preempted_windows"], "few_windows": busy, "idle": idle}
-        messages = [
-            message(name, **{**values, "windows": count_text(windows.get(name, 0), "window")})
-            for name, applies in found.items()
-            if applies
-        ]
+        counts, busy, every = self.counts, len(self.busy), len(self.trace)
+        shortest_ms = float(self.trace.floats("window_ms").min()) if every else 0.0
+        messages = []
+        if counts["unanswered"] > MAX_UNANSWERED * counts["polls"]:
+            messages.append(message("unanswered", **counts))
+        if times := counts["restarts"]:
+            messages.append(message("restarted", times=count_text(times, "time")))
+        if preempted := counts["preempted_windows"]:
+            messages.append(message("preempted", windows=count_text(preempted, "window")))
+        if 1e3 * self.slowest_s > MAX_READING * shortest_ms > 0:
+            messages.append(message("slow_answers", slowest=1e3 * self.slowest_s))
+        if 0 < busy < MIN_WINDOWS:
+            messages.append(message("few_windows", windows=count_text(busy, "window")))
+        elif busy and all(sizes.max() <= ONE_LOAD * sizes.min() for sizes in map(self.busy.floats, ("B", "S"))):
+            messages.append(message("one_load"))
+        if idle := every - busy:
+            messages.append(message("idle", windows=count_text(idle, "window"), share=idle / every))
         if self.fit is not None:
             messages += [each for each in [self.fit.kept_out()] if each is not None]
             messages += [each for each in self.fit.warnings if each.code in DECIDING]
