@@ -22,7 +22,6 @@ from latfit.planning import (
     Load,
     Plan as PlanRecord,
     PlanOptions,
-    ServingTargets,
     StepBudget,
     load_of,
     make_plan,
@@ -138,9 +137,9 @@ def plan(request: PlanRequest) -> Plan:
         max_batch=request.max_batch,
         transfer_ms=fixed_ms + ms_per_token * tokens,
         wait_ms=None if request.wait is None else duration(request.wait, "--set wait", zero=True),
-        serving=ServingTargets(
-            _optional(request.ttft, "--ttft"), _optional(request.tpot, "--tpot"), request.prompt_tokens
-        ),
+        ttft_ms=_optional(request.ttft, "--ttft"),
+        tpot_ms=_optional(request.tpot, "--tpot"),
+        prompt_tokens=request.prompt_tokens,
         objective=None if objective is None else parse_objective(objective),
         laws_only=request.laws_only,
         seed=request.seed,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from latfit.planning.load.uncertainty import promised_by_batches
     from latfit.planning.load.varying import load_of, read_load
     from latfit.planning.plan import make_plan
-    from latfit.planning.request import Load, PlanOptions, ServingTargets, parse_objective
+    from latfit.planning.request import Load, PlanOptions, parse_objective
     from latfit.planning.result import Cutoff, Kind, Plan, Reach, Settings, Threshold, Unknown
     from latfit.planning.serving.apart import PrefillApart
     from latfit.planning.serving.effects import MOST_SLOWER

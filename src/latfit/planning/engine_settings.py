@@ -8,7 +8,7 @@ import numpy as np
 from latfit.hardware import ExecutionPath
 from latfit.model import CONTEXT
 from latfit.planning.engine_names import Flags, named_flags
-from latfit.planning.request import PlanOptions, ServingTargets
+from latfit.planning.request import PlanOptions
 from latfit.planning.result import EngineChoice, Kind, Plan, Settings, Unknown
 from latfit.planning.steps.limits import Level, level_for
 from latfit.stats import FloatArray
@@ -125,14 +125,13 @@ def engine_settings(
     With a TTFT the choice with the most sequences is taken, else the knee: the largest product of decoding requests and
     prefill tokens. Without measured prefill there is no token budget. For a rate of batches settings would carry less.
     """
-    serving = request.serving
     if request.rate_each is not None:
         return Unknown("the plan is of whole batches; plan requests with --lengths 1000:250 --ttft 1s --tpot 50ms")
     if not prices_tokens(path):
         return Unknown(f"{path.label} names no cost per token (per_token=1us), so prompts would look free")
     levels = {phase: level_for(path, percentile, phase) for phase in (DECODE, PREFILL, MIXED)}
-    engine = _Engine(path, levels, request.context, float(serving.prompt_tokens))
-    tpot, ttft = serving.tpot_ms or sla_ms, serving.ttft_ms and format_ms(serving.ttft_ms)
+    engine = _Engine(path, levels, request.context, float(request.prompt_tokens))
+    tpot, ttft = request.tpot_ms or sla_ms, request.ttft_ms and format_ms(request.ttft_ms)
     largest = min(path.fit.largest_batch, max_batch or path.fit.largest_batch)
     times = engine.decode_ms(np.arange(1.0, largest + 1))
     within = np.flatnonzero(times <= tpot)
@@ -140,13 +139,13 @@ def engine_settings(
         least = format_ms(float(times.min()))
         return Unknown(f"no decode step on {path.label} meets {format_ms(tpot)}: the fastest takes {least}")
     most = int(within[-1]) + 1
-    chunk = min(MIN_CHUNK, serving.prompt_tokens)
+    chunk = min(MIN_CHUNK, request.prompt_tokens)
     top = int(path.fit.domain["S"][1])
     if not path.fit.knows_prefill or top <= chunk:
         return Settings(
             path=path.label,
             max_num_seqs=most,
-            prompt_tokens=serving.prompt_tokens,
+            prompt_tokens=request.prompt_tokens,
             tpot_ms=float(times[most - 1]),
             binding=MEASURED if most == path.fit.largest_batch else "the time between tokens",
             reason=f"decode steps within {format_ms(tpot)}; the fit contains no prefill, so there is no token budget",
@@ -155,16 +154,17 @@ def engine_settings(
         return Unknown(f"steps on {path.label} hold one request, so none decodes beside a prompt")
     # Token budgets that people type (160, 192, 224, 256, 320, ...), above one chunk and within the data.
     budgets = sorted(size << shift for shift in range(22) for size in (4, 5, 6, 7) if chunk < size << shift <= top)
-    found = [_most_sequences(engine, each, min(most, each - chunk + 1), tpot, serving) for each in budgets]
+    limit = request.ttft_ms or np.inf
+    found = [_most_sequences(engine, each, min(most, each - chunk + 1), tpot, limit) for each in budgets]
     choices = [choice for choice in found if choice is not None]
     if not choices:
-        prompt = f" and a prompt of {serving.prompt_tokens:,} tokens within {ttft}" if ttft else ""
+        prompt = f" and a prompt of {request.prompt_tokens:,} tokens within {ttft}" if ttft else ""
         reason = f"no token budget up to {top:,} keeps a step within {format_ms(tpot)}{prompt}"
         if (fastest := float(engine.slowest_ms(np.array([2.0]), chunk + 1)[0])) > tpot:
             reason = f"a step with {chunk} prefill tokens and one decoding request takes {format_ms(fastest)}"
             reason += f" (decode alone: {most} requests within {format_ms(tpot)})"
         return Unknown(f"on {path.label} {reason}; relax the SLA, or serve prefill apart")
-    first = f", first token of {serving.prompt_tokens:,} within {ttft}" if ttft else ""
+    first = f", first token of {request.prompt_tokens:,} within {ttft}" if ttft else ""
 
     def rank(choice: EngineChoice) -> tuple[float, float]:
         product = choice.max_num_seqs * choice.chunk_tokens
@@ -178,24 +178,21 @@ def engine_settings(
         path=path.label,
         max_num_seqs=best.max_num_seqs,
         max_num_batched_tokens=best.max_num_batched_tokens,
-        min_num_batched_tokens=None if serving.ttft_ms is None else min(fewest),
+        min_num_batched_tokens=None if request.ttft_ms is None else min(fewest),
         chunk_tokens=best.chunk_tokens,
-        prompt_tokens=serving.prompt_tokens,
+        prompt_tokens=request.prompt_tokens,
         ttft_ms=best.ttft_ms,
         tpot_ms=float(engine.slowest_ms(np.array([float(best.max_num_seqs)]), best.max_num_batched_tokens)[0]),
-        binding=MEASURED if at_edge else KNEE if serving.ttft_ms is None else "the time to the first token",
+        binding=MEASURED if at_edge else KNEE if request.ttft_ms is None else "the time to the first token",
         reason=f"every step in which requests decode within {format_ms(tpot)}{first}",
         choices=_around(useful, best),
     )
 
 
-def _most_sequences(
-    engine: _Engine, budget: int, most: int, tpot: float, serving: ServingTargets
-) -> EngineChoice | None:
+def _most_sequences(engine: _Engine, budget: int, most: int, tpot: float, ttft: float) -> EngineChoice | None:
     tried = np.array([*_fewer(most)], dtype=np.float64)
     within = tried[engine.slowest_ms(tried, budget) <= tpot].astype(int).tolist() if len(tried) else []
-    limit = serving.ttft_ms or np.inf
-    D = next((D for D in within if engine.first_token_ms(D, budget - D + 1) <= limit), None)
+    D = next((D for D in within if engine.first_token_ms(D, budget - D + 1) <= ttft), None)
     if D is None:
         return None
     chunk = budget - D + 1

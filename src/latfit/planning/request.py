@@ -1,7 +1,7 @@
 """What a plan is asked for beside its SLA. Time in ms, rates per ms."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from latfit.errors import WrongUsage, refuse
 from latfit.queueing import POISSON, Arrivals
@@ -41,18 +41,12 @@ class Load:
 
 
 @dataclass(frozen=True)
-class ServingTargets:
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    prompt_tokens: int = 512
-
-
-@dataclass(frozen=True)
 class PlanOptions:
     """Everything optional about a plan.
 
     rate: requests per ms, for all replicas. context: cached tokens of a request. max_batch: of the GPU. transfer_ms,
-    wait_ms: before the GPU begins. laws_only: no noise and Poisson arrivals.
+    wait_ms: before the GPU begins. ttft_ms, tpot_ms, prompt_tokens: of engine settings. laws_only: no noise and Poisson
+    arrivals.
     """
 
     rate: float | None = None
@@ -61,7 +55,9 @@ class PlanOptions:
     max_batch: int | None = None
     transfer_ms: float = 0.0
     wait_ms: float | None = None
-    serving: ServingTargets = field(default_factory=ServingTargets)
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    prompt_tokens: int = 512
     objective: Objective | None = None
     load: Load | None = None
     laws_only: bool = False
@@ -72,7 +68,7 @@ class PlanOptions:
             "--replicas": (self.replicas, 1),
             "--context": (self.context, 0),
             "--set max_batch": (self.max_batch, 1),
-            "--prompt-tokens": (self.serving.prompt_tokens, 1),
+            "--prompt-tokens": (self.prompt_tokens, 1),
         }
         for name, (value, least) in limits.items():
             if value is not None and value < least:

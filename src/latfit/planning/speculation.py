@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from latfit.fitting import model_error_sd
+from latfit.hardware import CERTAIN
 from latfit.model import CONTEXT, FitResult, step_draws
 from latfit.records import Number, Record
 from latfit.stats import FloatArray
 from latfit.trace import DECODE
 
 DRAWS = 400
-TAILS_PCT = (2.5, 97.5)
 MAX_BATCH = 4096  # batches that are looked at
 
 
@@ -82,8 +82,8 @@ def plan_speculation(
     # The batch after the last one with a speed-up of one or more; infinite if the last one has it.
     last = np.where((speedup >= 1).any(axis=1), len(B) - np.argmax(speedup[:, ::-1] >= 1, axis=1), 0)
     stops = np.append(B, math.inf)[last]
-    ends = np.percentile(stops[1:], TAILS_PCT, method="closest_observation")
-    intervals = np.percentile(speedup[1:], TAILS_PCT, axis=0)
+    ends = np.quantile(stops[1:], CERTAIN, method="closest_observation")
+    intervals = np.quantile(speedup[1:], CERTAIN, axis=0)
     powers = {2.0**i for i in range(13) if B[0] <= 2.0**i <= B[-1]}
     return SpeculationPlan(
         draft_tokens=k,

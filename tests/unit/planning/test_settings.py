@@ -9,7 +9,7 @@ from latfit.hardware.profile import ExecutionPath
 from latfit.model.fit_parts import Identifiability
 from latfit.planning.engine_settings import MEASURED, engine_settings
 from latfit.planning.plan import make_plan
-from latfit.planning.request import PlanOptions, ServingTargets
+from latfit.planning.request import PlanOptions
 from latfit.planning.result import Settings, Unknown
 from latfit.planning.steps.budget import step_budget
 from tests.conftest import REFERENCE
@@ -37,7 +37,7 @@ def most_sequences(budget: int, tpot: float, ttft: float, prompt: int) -> int | 
 class TestEngine:
     @pytest.mark.parametrize(("tpot", "ttft", "prompt"), [(22.0, 60.0, 512), (25.0, 40.0, 512), (22.0, None, 2000)])
     def test_choices_are_those_of_enumeration(self, tpot: float, ttft: float | None, prompt: int) -> None:
-        found = engine_settings(PATH, tpot, 99.0, PlanOptions(serving=ServingTargets(ttft, tpot, prompt)))
+        found = engine_settings(PATH, tpot, 99.0, PlanOptions(ttft_ms=ttft, tpot_ms=tpot, prompt_tokens=prompt))
         assert isinstance(found, Settings)
         for row in found.choices:
             best = most_sequences(row.max_num_batched_tokens, tpot, ttft or np.inf, prompt)
@@ -58,7 +58,7 @@ class TestEngine:
         found = engine_settings(path, 14.0, 99.0, PlanOptions())
         assert isinstance(found, Unknown)
         assert "128 prefill tokens" in found.reason
-        asked = engine_settings(path, 14.0, 99.0, PlanOptions(serving=ServingTargets(prompt_tokens=32)))
+        asked = engine_settings(path, 14.0, 99.0, PlanOptions(prompt_tokens=32))
         assert isinstance(asked, Settings)
         assert asked.chunk_tokens is not None
         assert asked.chunk_tokens >= 32
@@ -92,7 +92,7 @@ class TestEngine:
         """T = 2 + 0.1 B + 0.02 S + 1e-4 K of cached tokens; prompts of 2,000, so a last chunk reads those before it."""
         theta = [2.0, 0.0, 1e-9, 1.0, 1.0, 1.0, 0.1, 0.02, 1e-4, 1e-4, 1e-4, 0.0, 0.0, 0.0, 0.0]
         fit = fit_with(theta, "context", domain=WIDE)
-        targets = PlanOptions(context=500.0, serving=ServingTargets(None, 20.0, 2000))
+        targets = PlanOptions(context=500.0, tpot_ms=20.0, prompt_tokens=2000)
         found = engine_settings(ExecutionPath("gpu", fit), 20.0, 99.0, targets)
         assert isinstance(found, Settings)
         budget = found.max_num_batched_tokens

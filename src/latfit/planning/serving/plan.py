@@ -301,13 +301,13 @@ def _notes(load: Load, request: ServingRequest, space: SearchSpace, shown: Measu
     found = [f"KV cache: {request.kv}."] if request.kv else []
     settings, batch = shown.setup.settings, shown.summary.batch_size["p99"]
     limits = [
-        ("max_num_seqs", space.most_requests, "requests", batch),
-        ("max_num_batched_tokens", space.most_tokens, "tokens", settings.max_num_batched_tokens),
+        ("max_num_seqs", space.most_requests, "request", batch),
+        ("max_num_batched_tokens", space.most_tokens, "token", settings.max_num_batched_tokens),
     ]
     limits = [each for each in limits if each[0] not in space.fixed and math.isfinite(each[1])]
     if limits:
         steps = "nominal" if request.nominal else "measured"
-        most = ", ".join(f"{top:,.0f} {unit}" for _, top, unit, _ in limits)
+        most = ", ".join(count_text(round(top), unit) for _, top, unit, _ in limits)
         near = [(name, "limited by" if used <= top else "above") for name, top, _, used in limits if used > top / 2]
         edge = "".join(f" {name} is {how} them." for name, how in near)
         found.append(f"Settings up to the {steps} steps were tried: {most}.{edge}")

@@ -116,7 +116,7 @@ class Search:
 
     def run(self) -> Found:
         alone = self._best_alone()
-        if not alone.met and (alone.certain or isinstance(self.evaluator.load, RecordedLoad)):
+        if not alone.met and (alone.certain or alone.ratio > NEAR or isinstance(self.evaluator.load, RecordedLoad)):
             return Found(None, alone)
         settings = alone.setup.settings
         usual = self.least(settings) if self.replicas is None else self._at(settings, self.replicas)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
+from latfit.hardware import CERTAIN
 from latfit.model import FitResult, StepNoise, step_draws
 from latfit.planning.serving.evaluate import Evaluator, lengths_of
 from latfit.planning.serving.result import OperatingPoint, OperatingStates
@@ -24,7 +25,6 @@ from latfit.workload import ClosedLoad, OpenLoad, Poisson, Requests, Streams, ma
 MAX_BATCHES = 512
 MIN_DROP = 1.05  # of the sustainable rate beyond its peak; smaller drops are within the error of fits
 SURE = 0.95  # share of the fit's draws that show such a drop
-ENDS = (0.025, 0.975)
 MIN_SIGMA = 2.0  # standard deviations of a Poisson number between two states that do not mix
 DRAWN = 20_000
 TIMES_SERVED = 25.0  # simulated time after the burst, in latencies of the slow state
@@ -135,7 +135,7 @@ def states_at(rates: Rates, rate: float, output: float, replicas: int = 1) -> Op
     alike = np.array([[B for B, _ in each] for each in drawn if len(each) == len(crossed)])
     points = []
     for place, (B, stable) in enumerate(crossed):
-        ends = tuple(np.quantile(alike[:, place], ENDS).tolist()) if len(alike) else None
+        ends = tuple(np.quantile(alike[:, place], CERTAIN).tolist()) if len(alike) else None
         served = min(rate, float(np.interp(B, rates.B, rates.per_ms)))
         points.append(OperatingPoint(B, B / (served * output), stable, bool(served < (1 - 1e-9) * rate), ends))
     if not several:

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from latfit.hardware import CERTAIN
 from latfit.model import FitResult, step_draws, with_typical_context
 from latfit.planning.serving.result import Reached, ServingPlan
 from latfit.records import Number, Record
 from latfit.stats import FloatArray
 from latfit.units import count_text, number
-
-TAILS_PCT = (2.5, 97.5)
 
 
 class StepChange(Record, frozen=True, kw_only=True):
@@ -82,7 +81,7 @@ def compare_steps(plan: ServingPlan, first: FitResult, other: FitResult) -> list
     # Draws of both fits come from the same random numbers: another order makes them independent.
     before, after = (_latencies(fit, sizes, first.typical, seed) for seed, fit in enumerate((first, other)))
     change = after - before  # (1 + draws, 1 + steps): the fits themselves first, the smallest step first
-    ends = np.percentile(change[1:], TAILS_PCT, axis=0) if len(change) > 1 else None
+    ends = np.quantile(change[1:], CERTAIN, axis=0) if len(change) > 1 else None
     return [
         StepChange(
             step=step,
