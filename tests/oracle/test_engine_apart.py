@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from latfit.simulation import EngineSettings, Routing, Transfer
-from latfit.simulation.engine.cluster.replicas import serve_apart
+from latfit.simulation.engine.replicas import serve_apart
 from latfit.workload import Requests
 from tests.oracle.engine_reference import Engine, One
 from tests.oracle.test_engine_reference import COSTS, random_case, slow_cost

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from latfit.simulation.engine.cluster.replicas import ROUTES, Routing, serve_replicas
+from latfit.simulation.engine.replicas import ROUTES, Routing, serve_replicas
 from latfit.simulation.engine.replications import Cluster, EnginePoint
 from latfit.simulation.engine.run import EngineRun, serve
 from latfit.simulation.engine.settings import EngineSettings, Order

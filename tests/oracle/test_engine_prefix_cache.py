@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latfit.simulation.engine.cluster.replicas import ROUTES, Routing, serve_replicas
+from latfit.simulation.engine.replicas import ROUTES, Routing, serve_replicas
 from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import linear_costs

@@ -5,14 +5,6 @@ from typing import TYPE_CHECKING
 from latfit._face import face
 
 if TYPE_CHECKING:
-    from latfit.simulation.engine.cluster.replicas import (
-        Routing,
-        Scaling,
-        Schedule,
-        Transfer,
-        parse_autoscaler,
-        serve_replicas,
-    )
     from latfit.simulation.engine.loop import captured
     from latfit.simulation.engine.real_engine import (
         UNLIMITED,
@@ -21,6 +13,14 @@ if TYPE_CHECKING:
         SettingNote,
         known_settings,
         set_up_engine,
+    )
+    from latfit.simulation.engine.replicas import (
+        Routing,
+        Scaling,
+        Schedule,
+        Transfer,
+        parse_autoscaler,
+        serve_replicas,
     )
     from latfit.simulation.engine.replications import SENT_LEAST, Cluster, EnginePoint, Replications, replicate
     from latfit.simulation.engine.result import EngineResult, Promise, bound_of, counted_in, interval_of, meets

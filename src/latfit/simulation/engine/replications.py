@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from latfit.errors import refuse
-from latfit.simulation.engine.cluster.replicas import Routing, Transfer, serve_apart, serve_replicas
+from latfit.simulation.engine.replicas import Routing, Transfer, serve_apart, serve_replicas
 from latfit.simulation.engine.result import EngineResult, Promise, backlogged, counted_in, grows, summarise
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from latfit.simulation.engine.cluster.replicas import Routing
+from latfit.simulation.engine.replicas import Routing
 from latfit.simulation.engine.run import EngineRun
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.policies.estimate import rises

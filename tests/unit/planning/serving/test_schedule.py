@@ -12,7 +12,7 @@ from latfit.planning.serving.result import SchedulePlan
 from latfit.planning.serving.schedule import Day, day_of, schedule_engines
 from latfit.planning.serving.targets import RequestTarget, Targets
 from latfit.simulation import EngineSettings, linear_costs
-from latfit.simulation.engine.cluster.replicas import Routing, serve_replicas
+from latfit.simulation.engine.replicas import Routing, serve_replicas
 from latfit.workload import RecordedLoad, make_requests
 
 COSTS = linear_costs(100.0, 0.0, 0.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from latfit.errors import WrongUsage
-from latfit.simulation.engine.cluster.replicas import ROUTES, Routing, Transfer, serve_apart, serve_replicas
+from latfit.simulation.engine.replicas import ROUTES, Routing, Transfer, serve_apart, serve_replicas
 from latfit.simulation.engine.run import serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import linear_costs

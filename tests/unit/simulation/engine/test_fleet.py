@@ -9,7 +9,7 @@ import pytest
 
 import latfit
 from latfit.errors import WrongUsage
-from latfit.simulation.engine.cluster.replicas import (
+from latfit.simulation.engine.replicas import (
     METRICS,
     ROUTES,
     TOLERANCE,

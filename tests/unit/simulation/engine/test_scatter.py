@@ -9,7 +9,7 @@ import pytest
 from latfit.model.fit_parts import Estimate
 from latfit.model.fit_result import FitResult, FitStatus
 from latfit.model.step_noise import SizeLevels, StepNoise, noise_of
-from latfit.simulation.engine.cluster.replicas import Routing, Transfer, serve_apart, serve_replicas
+from latfit.simulation.engine.replicas import Routing, Transfer, serve_apart, serve_replicas
 from latfit.simulation.engine.run import EngineRun, serve
 from latfit.simulation.engine.settings import EngineSettings
 from latfit.simulation.engine.step_cost import StepCosts, linear_costs, scatter_from, step_costs

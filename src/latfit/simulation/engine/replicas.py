@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latfit.errors import WrongUsage, refuse
-from latfit.simulation.engine import state as st
-from latfit.simulation.engine.cluster import router as core
+from latfit.simulation.engine import router as core, state as st
 from latfit.simulation.engine.prefix_cache import forget
 from latfit.simulation.engine.run import Counters, EngineRun, load_of, never_runs, run_of, serve_in_turn
 from latfit.simulation.engine.settings import EngineSettings, check_fits

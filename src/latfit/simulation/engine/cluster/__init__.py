@@ -1,1 +1,0 @@
-"""Several engines: replicas behind a router, and prefill apart from decoding."""
