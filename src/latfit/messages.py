@@ -127,7 +127,7 @@ TABLE: Mapping[str, Sequence[str]] = {
     "line_as_good": (
         "line_as_good",
         "The linear baseline predicts held-out steps {how} ({line} vs {error}).",
-        "Use --model linear, or --model auto, which compares all models.",
+        "Use --model linear.",
     ),
     "no_better_than_constant": (
         "no_better_than_constant",

@@ -63,7 +63,7 @@ def cautions(
         best = min(held_out, key=lambda name: held_out[name], default="")
         why = _why_large(data, problem.model.columns)
         if best and held_out[best] <= FAR_BETTER * error:
-            why = f"Use --model {best} ({format_percent(held_out[best])}), or --model auto, which compares all models."
+            why = f"Use --model {best} ({format_percent(held_out[best])})."
         yield message("large_error", error=format_percent(error), why=why)
     if diagnostics.drift and diagnostics.drift.variance_share >= MIN_DRIFT:
         yield message("drift", sentence=diagnostics.drift.sentence)
