@@ -1,16 +1,14 @@
 """Fit many systems in parallel, one process per processor core: a fit is many short NumPy calls under the GIL.
 
-Not by `multiprocessing`, which would import the user's script. Of very many systems some are fitted with every model,
-the others with those that win often.
+Not by `multiprocessing`, which would import the user's script.
 """
 
 import os
 import pickle
 import sys
-from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import SimpleQueue
 from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
@@ -18,42 +16,14 @@ from typing import Any
 from latfit.errors import LatfitError, first_line
 from latfit.fitting.bootstrap import DoubtOptions
 from latfit.fitting.fit import fit_trace
-from latfit.fitting.model_selection import is_auto
 from latfit.fitting.problem import FitOptions
 from latfit.messages import message
-from latfit.model import CORRECTION, FitResult, FitStatus
+from latfit.model import FitResult, FitStatus
 from latfit.threads import on_threads
 from latfit.trace import Trace
 
-WON_SHARE = 0.1
-ALWAYS = ("constant", "linear")
-
-
-@dataclass(frozen=True)
-class Shortlist:
-    """Models to try (and CORRECTION), and the largest held-out error in percent of the systems that chose them."""
-
-    models: tuple[str, ...]
-    error_pct: float
-
-    def holds(self, found: FitResult) -> bool:
-        error = found.cross_validation.mape_pct
-        return error is not None and error <= self.error_pct
-
-
-def shortlist_of(probed: Sequence[FitResult]) -> Shortlist | None:
-    """Return the models that won often enough; None where no probed system compared models."""
-    compared = [found for found in probed if found.cross_validation.selection and found.cross_validation.mape_pct]
-    won = Counter(found.model for found in compared)
-    won[CORRECTION] = sum(found.correction is not None for found in compared)
-    chosen = [name for name, times in won.items() if times and times >= WON_SHARE * len(compared)]
-    errors = [found.cross_validation.mape_pct or 0.0 for found in compared]
-    return Shortlist(tuple(dict.fromkeys([*ALWAYS, *chosen])), max(errors)) if errors else None
-
-
 SERVE = "from latfit.fitting.many_fits import serve; serve()"
 SEVERAL = 8  # systems from which processes pay; each takes half a second to start
-PROBED, MANY = 32, 100  # systems fitted with every candidate; number above which the others use a shortlist
 
 Outcome = FitResult | Exception
 """A fit, or the error that ended it."""
@@ -63,24 +33,15 @@ Outcomes = Generator[tuple[int, Outcome]]
 
 @dataclass(frozen=True)
 class FitTask:
-    """One system to fit. shortlist: models to try, None for all."""
-
     rows: Trace
     options: FitOptions
     doubt: DoubtOptions
     data: dict[str, Any]
     provenance: dict[str, Any]
-    shortlist: Shortlist | None = None
 
     def done(self) -> Outcome:
-        facts: dict[str, Any] = {"doubt": self.doubt, "data": self.data, "provenance": self.provenance}
         try:
-            if self.shortlist is not None:
-                options = replace(self.options, candidates=self.shortlist.models)
-                found = fit_trace(self.rows, options, **facts)
-                if self.shortlist.holds(found):
-                    return found
-            return fit_trace(self.rows, self.options, **facts)
+            return fit_trace(self.rows, self.options, doubt=self.doubt, data=self.data, provenance=self.provenance)
         except Exception as error:  # noqa: BLE001  any error ends this fit only
             return error
 
@@ -97,22 +58,8 @@ def fit_all(task: Callable[[int], FitTask], systems: int, workers: int | None = 
     if workers is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = cores if systems >= SEVERAL else 1
-    probed: list[int] = []
-    if systems >= MANY and is_auto(task(0).options.model):
-        probed = [(2 * i + 1) * systems // (2 * PROBED) for i in range(PROBED)]
-    fits: list[FitResult] = []
-    for number, outcome in _in_parallel(task, probed, workers):
-        fits += [outcome] if isinstance(outcome, FitResult) else []
-        yield number, outcome
-    short = shortlist_of(fits)
-    rest = sorted(set(range(systems)) - set(probed))
-    yield from _in_parallel(lambda number: replace(task(number), shortlist=short), rest, workers)
-
-
-def _in_parallel(task: Callable[[int], FitTask], numbers: Sequence[int], workers: int) -> Outcomes:
-    workers = min(workers, len(numbers))
-    if workers < 2:
-        yield from ((number, task(number).done()) for number in numbers)
+    if min(workers, systems) < 2:
+        yield from ((number, task(number).done()) for number in range(systems))
         return
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     streams: Any = {"stdin": PIPE, "stdout": PIPE, "stderr": DEVNULL, "start_new_session": True}
@@ -138,7 +85,7 @@ def _in_parallel(task: Callable[[int], FitTask], numbers: Sequence[int], workers
 
     try:
         with on_threads(workers) as threads:
-            for done in as_completed([threads.submit(fit, number) for number in numbers]):
+            for done in as_completed([threads.submit(fit, number) for number in range(systems)]):
                 yield done.result()
     finally:
         for process in running:

@@ -69,14 +69,3 @@ def test_a_process_that_dies_costs_its_system_only(monkeypatch: pytest.MonkeyPat
     outcomes = dict(many_fits.fit_all(lambda number: task, 3, workers=2))
     assert len(outcomes) == 3
     assert all(isinstance(outcome, RuntimeError) for outcome in outcomes.values())
-
-
-def test_models_that_never_won_are_not_tried_on_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many_fits, "MANY", 6)
-    monkeypatch.setattr(many_fits, "PROBED", 3)
-    fits = latfit.fit_each(planted(6), weights="rows")
-    asked = [found.result.provenance["fit_options"].get("candidates") for found in fits.values()]
-    narrowed = [names for names in asked if names]
-    assert all({"constant", "linear"} <= set(names) for names in narrowed)
-    assert sum(names is None for names in asked) >= 3
-    assert narrowed
