@@ -1,6 +1,6 @@
 """Settings of serving engines from a fit, without a sweep. Rules: docs/concepts/plans.md."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -164,7 +164,7 @@ def engine_settings(
             reason = f"a step with {chunk} prefill tokens and one decoding request takes {format_ms(fastest)}"
             reason += f" (decode alone: {most} requests within {format_ms(tpot)})"
         return Unknown(f"on {path.label} {reason}; relax the SLA, or serve prefill apart")
-    first = f", first token of {request.prompt_tokens:,} within {ttft}" if ttft else ""
+    in_time = f", first token of {request.prompt_tokens:,} within {ttft}" if ttft else ""
 
     def rank(choice: EngineChoice) -> tuple[float, float]:
         product = choice.max_num_seqs * choice.chunk_tokens
@@ -172,6 +172,7 @@ def engine_settings(
 
     useful = [each for each in choices if not any(_beats(other, each) for other in choices)]
     best = max(useful, key=rank)
+    first = max(0, min(useful.index(best) - MAX_CHOICES // 2, len(useful) - MAX_CHOICES))
     at_edge = best.max_num_seqs == path.fit.largest_batch or best.max_num_batched_tokens == budgets[-1]
     fewest = [each.max_num_batched_tokens for each in choices if each.max_num_seqs >= best.max_num_seqs]
     return Settings(
@@ -184,8 +185,8 @@ def engine_settings(
         ttft_ms=best.ttft_ms,
         tpot_ms=float(engine.slowest_ms(np.array([float(best.max_num_seqs)]), best.max_num_batched_tokens)[0]),
         binding=MEASURED if at_edge else KNEE if request.ttft_ms is None else "the time to the first token",
-        reason=f"every step in which requests decode within {format_ms(tpot)}{first}",
-        choices=_around(useful, best),
+        reason=f"every step in which requests decode within {format_ms(tpot)}{in_time}",
+        choices=tuple(useful[first : first + MAX_CHOICES]),
     )
 
 
@@ -213,8 +214,3 @@ def _beats(other: EngineChoice, each: EngineChoice) -> bool:
     """Return whether a choice has more sequences and its first token no later."""
     more, sooner = other.max_num_seqs - each.max_num_seqs, other.ttft_ms < each.ttft_ms
     return (more > 0 or (more == 0 and sooner)) and other.ttft_ms <= each.ttft_ms * (1 + SAME_TTFT)
-
-
-def _around(choices: Sequence[EngineChoice], best: EngineChoice) -> tuple[EngineChoice, ...]:
-    first = max(0, min(choices.index(best) - MAX_CHOICES // 2, len(choices) - MAX_CHOICES))
-    return tuple(choices[first : first + MAX_CHOICES])

@@ -115,7 +115,10 @@ def _plan_steps(
         binding = f"the fastest step, {format_ms(ms)} at B={B}, S={S} on {best}, is above the SLA"
         answer = f"No step meets {format_ms(sla_ms)}: {binding}."
         remedy = f"Ask for at least {format_ms(ms, 4)}, or plan for a lower --percentile."
-    missing, extra_ms = _without_paths(profile, gpu), request.transfer_ms + (request.wait_ms or 0.0)
+    absent, extra_ms = "gpu" if gpu is None else "amx or cpu", request.transfer_ms + (request.wait_ms or 0.0)
+    here = f"needs two execution paths; this profile has {', '.join(every)}"
+    how = f"add {absent} with `latfit fit TRACE --path ...` or `latfit hardware add`"
+    missing = Threshold(None, f"{here}, {how}", reach=Reach.UNKNOWN)
     stated = [level.percentile for level in levels.values()]
     return Plan(
         sla_ms=sla_ms,
@@ -152,22 +155,15 @@ def _step_answer(
     batches = PathLatency(path, 1)
     decode = batches.largest_within(sla_ms, own.decode.at(batches.batches))
     edge = " (the most measured)" if decode == path.fit.largest_batch and not path.nominal else ""
-    decodes = "" if decode is None else f" decodes up to {count_text(decode, 'request')}{edge}, or"
-    beyond = ", beyond the measured range" if how_far(path, largest) else ""
-    answer = (
-        f"Within {format_ms(sla_ms)} for {'the typical step' if level is None else f'{level:g} % of steps'},"
-        f" {path.label}{decodes} computes up to {count_text(largest.S_max or 0, 'token')} a step"
-        f" (at B={largest.B}{beyond})."
-    )
+    does = [] if decode is None else [f"decodes up to {count_text(decode, 'request')}{edge}"]
+    if not does or largest.S_max != largest.B:
+        beyond = ", beyond the measured range" if how_far(path, largest) else ""
+        tokens = count_text(largest.S_max or 0, "token")
+        does.append(f"computes up to {tokens} a step (at B={largest.B}{beyond})")
+    share = "the typical step" if level is None else f"{level:g} % of steps"
+    answer = f"Within {format_ms(sla_ms)} for {share}, {path.label} {', or '.join(does)}."
     binding = f"latency of a step on {path.label}: one token more than {largest.S_max:,} at B={largest.B} exceeds it"
     return answer, binding
-
-
-def _without_paths(profile: HardwareProfile, gpu: PathLatency | None) -> Threshold:
-    absent = "gpu" if gpu is None else "amx or cpu"
-    here = f"needs two execution paths; this profile has {', '.join(profile.paths)}"
-    reason = f"{here}, add {absent} with `latfit fit TRACE --path ...` or `latfit hardware add`"
-    return Threshold(None, reason, reach=Reach.UNKNOWN)
 
 
 def _path_messages(

@@ -54,8 +54,9 @@ def inherited(paths: Sequence[ExecutionPath]) -> list[Message]:
 def why_unsupported(plan: Plan, path: ExecutionPath) -> Iterator[Message]:
     """Yield why the data of a path do not support a plan's answer."""
     shift = drift_of(path)
-    margin = plan.chosen.margin if plan.chosen else None
-    if shift is not None and (margin is None or abs(shift) > margin):
+    margins = [row.margin for row in plan.strategies if row.margin is not None and (row.chosen or not plan.chosen)]
+    nearest = abs(max(margins)) if margins else math.inf if plan.strategies else 0.0
+    if shift is not None and abs(shift) > nearest:
         yield message("drifted", path=path.label, shift=shift)
     used = plan.rate_per_s is None or (plan.chosen is not None and path.label in plan.chosen.paths)
     constant = path.fit.model == "constant" or any(each.code == "no_better_than_constant" for each in path.fit.warnings)

@@ -104,7 +104,7 @@ def _step_numbers(plan: Plan) -> list[KeyNumber]:
     if (decode := decode_limit(plan)) is not None:
         numbers.append(KeyNumber("Decode", count(decode), f"requests without prefill, on {plan.engines_path}"))
     step = max(plan.S_at_B, key=lambda row: row.S_max or 0, default=None)
-    if step is not None and step.S_max is not None:
+    if step is not None and step.S_max is not None and step.S_max > step.B:
         detail = f"tokens, at B = {count(step.B)} on {step.path}" + " (extrapolated)" * step.extrapolated
         numbers.append(KeyNumber("Prefill", count(step.S_max), detail))
     if (settings := plan.settings) is not None and settings.chunk_tokens:

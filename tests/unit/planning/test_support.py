@@ -51,3 +51,4 @@ def test_a_drift_decides_where_it_is_more_than_the_margin(shift: float, decides:
     assert plan.answer.startswith("Not supported") is decides
     assert plan.feasible
     assert plan.promise == ("likely" if decides else "meets")
+    assert not plan_for(fit, rate=100.0).unsupported  # far more than the stability limit, whatever the drift
