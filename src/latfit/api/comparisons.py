@@ -138,8 +138,8 @@ class Comparison(Answer):
 
     @property
     def result(self) -> ComparisonRecord:
-        found = (self.tolerance_pct, self.compared, self.alone, self.upgrades)
-        return ComparisonRecord(self.baseline, self.names[1:], *found)
+        names = self.names[1:]
+        return ComparisonRecord(self.baseline, names, self.tolerance_pct, self.compared, self.alone, self.upgrades)
 
 
 @verb(CompareRequest)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -191,12 +192,10 @@ def _schedule(load: workload.Load, request: EnginePlanRequest) -> dict[str, floa
 
 
 def _growth(growth: float | str | None) -> float:
-    text = "1" if growth is None else str(growth).strip().lower().removesuffix("x")
-    try:
-        if 0 < float(text) < math.inf:
-            return float(text)
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        found = 1.0 if growth is None else float(str(growth).strip().lower().removesuffix("x"))
+        if 0 < found < math.inf:
+            return found
     raise WrongUsage(f"{growth!r} is no growth", where="--set growth", remedy="Write 2x, or 1.3x.")
 
 

@@ -139,7 +139,8 @@ def values_around(value: float, factors: Sequence[float]) -> list[tuple[bool, fl
 def draw_picture(stem: str, alt: str, figure: Figure) -> Picture:
     """Return a figure as PNG; its title ends the text alternative."""
     width, height = figure.get_size_inches()
-    return Picture(stem, f"{alt} {style.title_of(figure)}.", style.png(figure), broad=bool(width > 2 * height))
+    title = " ".join(figure.axes[0].get_title(loc="left").split())
+    return Picture(stem, f"{alt} {title}.", style.png(figure), broad=bool(width > 2 * height))
 
 
 def write_page(folder: Path, rendered: Rendered, name: str = PAGE_NAME) -> list[Path]:

@@ -97,7 +97,7 @@ def serving_figure(plan: ServingPlan) -> Figure:
             axes.annotate(label, place, (6, 6), textcoords="offset points", fontsize=9)
     for target in plan.targets:
         if target.metric == "tpot":
-            _mark_limit(axes, 1e3 / target.limit, f"TPOT {format_ms(target.limit)}")
+            _mark_limit(axes, 1e3 / target.limit, f"TPOT {format_ms(target.limit)}", "lower left")
     axes.set_xlim(0, 1.12 * max(speeds))
     axes.set_ylim(0, 1.12 * max(totals))
     return figure
@@ -115,12 +115,12 @@ def distribution_figure(plan: ServingPlan) -> Figure:
         axes.plot(times, percents, color=colour, linewidth=1.8)
         axes.plot(p99, 99, "o", color=colour)
         for each in limits:
-            _mark_limit(axes, each.limit, each.condition)
+            _mark_limit(axes, each.limit, each.condition, "lower right")
         axes.set_xlim(0, 1.25 * max([p99, *(each.limit for each in limits)]))
         axes.set_ylim(0, 102)
     return figure
 
 
-def _mark_limit(axes: Axes, place: float, label: str) -> None:
-    axes.axvline(place, color=style.SLA, linestyle="--", linewidth=1.4, label=label)
-    style.legend(axes, "lower right")
+def _mark_limit(axes: Axes, limit: float, label: str, place: style.Place) -> None:
+    axes.axvline(limit, color=style.SLA, linestyle="--", linewidth=1.4, label=label)
+    style.legend(axes, place)

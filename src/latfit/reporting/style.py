@@ -36,7 +36,7 @@ SINGLE_INCHES = (6.0, 4.4)
 DPI = 160
 MAX_TICKS = 8
 
-Place = Literal["best", "upper left", "upper right", "lower right"]
+Place = Literal["best", "upper left", "upper right", "lower left", "lower right"]
 
 
 def new_figure(inches: tuple[float, float] = SINGLE_INCHES, dpi: int = DPI) -> Figure:
@@ -50,10 +50,6 @@ def png(figure: Figure, dpi: float | None = None) -> bytes:
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=dpi or figure.dpi, metadata={"Software": None})
     return stream.getvalue()
-
-
-def title_of(figure: Figure) -> str:
-    return " ".join(figure.axes[0].get_title(loc="left").split())
 
 
 def dress(axes: Axes, title: str, x: str, y: str) -> None:

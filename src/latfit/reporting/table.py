@@ -164,7 +164,8 @@ def table_html(table: Table) -> Markup:
         for kind, name in zip(kinds, table.columns, strict=True)
     )
     rows = Markup("\n").join(
-        Markup('<tr><th scope="row" class="words">{}</th>{}</tr>').format(
+        Markup('<tr><th scope="row" class="words" data-name="{}">{}</th>{}</tr>').format(
+            table.columns[0],
             prose(row[0]),
             Markup("").join(
                 cell(*each, prose(text)) for *each, text in zip(kinds[1:], table.columns[1:], row[1:], strict=True)

@@ -47,7 +47,7 @@ class TestPredicted:
         T = planted_ms(B, S) / np.where(S > 8, 1.3, 1.0)
         phase = np.where(S > 8, "prefill", "decode").astype(object)
         figure = drawn("measured-vs-predicted", fit, Trace({"B": B, "S": S, "T_ms": T, "phase": phase}))
-        assert style.title_of(figure).endswith(", p90 30 %")
+        assert " ".join(figure.axes[0].get_title(loc="left").split()).endswith(", p90 30 %")
         assert {"decode (40), bias 0 %", "prefill (40), bias +30 %"} <= legend(figure)
 
     def test_the_picture_of_many_rows_stays_small(self, fit: FitResult) -> None:
