@@ -119,5 +119,5 @@ def format_rate(per_s: float, *, down: bool = False, digits: int = 4, planned_pe
         return number(per_s)
     if down and per_s > 0:
         unit = 10.0 ** (math.floor(math.log10(per_s)) - digits + 1)
-        per_s = max(math.floor(per_s / unit * (1 + 1e-12)) * unit, min(per_s, planned_per_s))
+        per_s = max(math.floor(per_s / unit * (1 + 1e-12)) * unit, planned_per_s if planned_per_s <= per_s else 0.0)
     return f"{per_s:,.4g} req/s" if per_s < 1e4 else f"{float(f'{per_s:.4g}'):,.0f} req/s"

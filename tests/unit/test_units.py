@@ -109,5 +109,7 @@ def test_numbers_keep_four_digits(value: float | None, text: str) -> None:
 def test_a_rate_that_is_carried_is_never_rounded_up() -> None:
     assert format_rate(2655.96) == "2,656 req/s"
     assert format_rate(2655.96, down=True) == "2,655 req/s"
+    assert format_rate(4.8157, down=True, digits=3, planned_per_s=4.8152) == "4.815 req/s"  # as planned, not 4.81
+    assert format_rate(4.86, down=True, digits=2, planned_per_s=4.9) == "4.8 req/s"
     assert format_rate(123_456.0) == "123,500 req/s"
     assert format_rate(0.05) == "0.05 req/s"

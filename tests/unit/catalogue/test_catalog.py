@@ -12,7 +12,9 @@ from latfit.api import add_to_catalog, catalog
 from latfit.catalogue import GPUS, CatalogEntry, all_entries, fit_of, nearest, scaled_steps, widen
 from latfit.catalogue.scaling import roofline_ms, scale_times
 from latfit.errors import BadInput, WrongUsage
+from latfit.hardware import ExecutionPath
 from latfit.model import FAMILY, FitResult, FitStatus, latency_draws, parameter_draws
+from latfit.planning.fit_quality import quality_of_path
 from latfit.trace import Trace
 from tests.conftest import ROOT
 
@@ -78,6 +80,12 @@ def test_own_entries_need_a_folder(monkeypatch: pytest.MonkeyPatch, rtx4090: Fit
     monkeypatch.delenv("LATFIT_CATALOG", raising=False)
     with pytest.raises(WrongUsage, match="no folder"):
         add_to_catalog(rtx4090, name="rtx4090/mine")
+
+
+def test_a_plan_calls_the_error_of_an_entry_assumed() -> None:
+    found = quality_of_path(ExecutionPath("gpu", latfit.Fit.load("catalog:rtx4090/llama-3.1-8b").result))
+    assert found.name == "catalog:rtx4090/llama-3.1-8b"
+    assert found.error == "20 % off assumed, not measured on this machine"
 
 
 @pytest.mark.parametrize("model", ["saturation", "saturation-gamma", "context", "roofline", "linear", "saturation+moe"])

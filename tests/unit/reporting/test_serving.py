@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 import latfit
 from latfit.api.serving import EnginePlan
@@ -68,3 +69,6 @@ def test_the_knee_is_named_where_the_plan_has_another_budget() -> None:
         " 12 ms (90 %: 11 to 13.5 ms) with --max-num-batched-tokens 512, throughput -2 %"
     )
     assert [row[0] for row in stalls_table(found).rows] == ["512", "8,192"]
+    as_long = structs.replace(rows[1], planned=False, knee=True, max_num_batched_tokens=16_384)
+    more = Stalls(4000, 12, [structs.replace(rows[1], output_tokens_per_s=900.0), as_long])
+    assert "16384" not in stall_text(more)  # it has more throughput and stalls as long
