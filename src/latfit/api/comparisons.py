@@ -157,9 +157,8 @@ def compare_runs(request: CompareRequest) -> Comparison:
         raise WrongUsage("one fit has nothing to be compared with", remedy="Name two or more.")
     names = list(request.names or (_name(source, i) for i, source in enumerate(sources, start=1)))
     if len(names) != len(sources):
-        raise WrongUsage(
-            f"{len(names)} names for {len(sources)} fits", where="--set names", remedy="Give a name for each."
-        )
+        found = f"{len(names)} names for {len(sources)} fits"
+        raise WrongUsage(found, where="--set names", remedy="Give a name for each.")
     if by_path and not request.each:
         raise WrongUsage(f"{request.path!r} names several paths", where="--path", remedy="Add --each.")
     if request.each:

@@ -1,5 +1,6 @@
 """The report of a hardware profile and its plan."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -85,9 +86,13 @@ def render(report: ReportInput) -> Rendered:
 
 
 def _change_bars(plan: Plan) -> list[Bar]:
+    """Return bars of the changes that leave the interval of the unchanged percentile."""
     known = [row.percentile_ms for row in plan.strategies if row.percentile_ms is not None]
     best = min(known, default=None) if plan.chosen is None else plan.chosen.percentile_ms
-    return make_bars((row.change, row.percentile_ms if i else best) for i, row in enumerate(plan.sensitivity))
+    low, high = (math.nan if end is None else end for end in plan.interval_ms or (None, None))
+    changed = [(row.change, row.percentile_ms) for row in plan.sensitivity[1:] if row.percentile_ms is not None]
+    unchanged = [(row.change, best) for row in plan.sensitivity[:1]]
+    return make_bars([*unchanged, *(each for each in changed if not low <= each[1] <= high)])
 
 
 def _view(path: ExecutionPath, report: ReportInput) -> FitView:

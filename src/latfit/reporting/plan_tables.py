@@ -181,12 +181,11 @@ def thresholds_table(plan: Plan, *, brief: bool = False) -> Table:
     rows = [(name, _threshold(found), MEANINGS[key], found.reason) for name, key, found in every if found is not None]
     if not plan.both_paths:
         rows = [row for row in rows if row[1] not in UNKNOWN]
-    if brief:
-        shown = [row for row in rows if row[0] in BRIEF]
-        brief_rows = [(name, value, why if value in UNKNOWN else meaning) for name, value, meaning, why in shown]
-        return Table("Thresholds for a scheduler", ("name", "value", "meaning"), brief_rows, words=("meaning",))
-    columns = ("name", "value", "meaning", "why")
-    return Table("Thresholds for a scheduler", columns, rows, words=("meaning", "why"))
+    caption, columns = "Thresholds for a scheduler", ("name", "value", "meaning", "why")
+    if not brief:
+        return Table(caption, columns, rows, words=columns[2:])
+    shown = [(name, value, why if value in UNKNOWN else text) for name, value, text, why in rows if name in BRIEF]
+    return Table(caption, columns[:3], shown, words=columns[2:3])
 
 
 def _threshold(found: Threshold | Cutoff | Unknown) -> str:

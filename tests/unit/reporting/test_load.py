@@ -80,6 +80,15 @@ def test_every_number_is_that_of_the_plans_json() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(("interval_ms", "only_unchanged"), [(None, False), ((0.0, 1e9), True)])
+def test_changes_within_the_interval_are_no_bars(interval_ms: tuple[float, float] | None, only_unchanged: bool) -> None:
+    plan = structs.replace(planned(laws_only=True), interval_ms=interval_ms)
+    bars = re.search('<dl class="bars">(.*?)</dl>', render(ReportInput(NOMINAL, plan=plan)).html, flags=re.DOTALL)
+    assert bars is not None
+    assert (bars[1].count("<dt>") == 1) == only_unchanged
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("promise", "says", "looks"),
     [

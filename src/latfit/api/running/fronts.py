@@ -71,9 +71,8 @@ def serve(request: ServeRequest) -> PlainAnswer:
     times = {name: in_ms(text, "--times") for name, text in by_name(request.times, "--times", "gpu=800ms").items()}
     given = {name: count(text, "--slots", "gpu=8") for name, text in by_name(request.slots, "--slots", "gpu=8").items()}
     if unknown := next((name for name in {**times, **given} if name not in names), None):
-        raise WrongUsage(
-            f"there is no engine {unknown!r}", where="--times, --slots", remedy=f"Take {', '.join(names)}."
-        )
+        remedy = f"Take {', '.join(names)}."
+        raise WrongUsage(f"there is no engine {unknown!r}", where="--times, --slots", remedy=remedy)
     slots = {name: given.get(name, SLOTS) for name in names}
     if request.hardware is not None:
         paths = profile_of(request.hardware).paths
@@ -89,15 +88,9 @@ def serve(request: ServeRequest) -> PlainAnswer:
     timeouts = live.HttpTimeouts(*(in_ms(value, option_of(ServeRequest, name)) / 1e3 for name, value in waits.items()))
     headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
     t_ms = {name: times.get(name, UNKNOWN_MS) for name in names}
+    overdue_s = {name: max(OVERDUE * time_ms / 1e3, MIN_OVERDUE_S) for name, time_ms in t_ms.items()}
     executors = [
-        live.HttpExecutor(
-            name,
-            urls[name],
-            slots[name],
-            timeouts,
-            overdue_s=max(OVERDUE * t_ms[name] / 1e3, MIN_OVERDUE_S),
-            headers=headers,
-        )
+        live.HttpExecutor(name, urls[name], slots[name], timeouts, overdue_s=overdue_s[name], headers=headers)
         for name in names
     ]
     limits = RouterOptions(
