@@ -32,7 +32,7 @@ from latfit.fitting.checking.crossval import assign_folds, parts_in_time
 from latfit.fitting.correction import fit_correction
 from latfit.fitting.data import FitData, fit_data
 from latfit.fitting.fit import fit_trace
-from latfit.fitting.model_selection import corrected, select_model
+from latfit.fitting.model_selection import add_correction, select_model
 from latfit.fitting.prediction import predict
 from latfit.fitting.problem import FitOptions, formula_of, log_ratios
 from latfit.fitting.solver.solve import solved_once
@@ -85,7 +85,7 @@ def by_formula(options: FitOptions, train: Trace, test: Trace) -> dict[str, Floa
         theta = problem.theta(end.z)
         found[name] = problem.model.latency_ms(theta, asked.steps)
     found[CORRECTED] = found[PHYSICS]
-    strength = corrected(data, options, "auto", theta)[0].correction
+    strength = add_correction(data, options, "auto", theta)[0].correction
     if strength is not None:
         table = fit_correction(data, log_ratios(problem, theta, data), strength, formula_of(problem, theta))
         found[CORRECTED] = found[PHYSICS] * np.exp(table.of_steps(asked.steps))

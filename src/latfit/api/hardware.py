@@ -112,9 +112,9 @@ class Hardware:
         return [text for text in found if text]
 
     def save(self, target: str | Path = "hardware.json", *, force: bool = False) -> None:
-        """Enter the paths into the profile at `target`, or make it; its other paths stay.
+        """Enter the paths into the profile at `target`, made if missing; its other paths stay.
 
-        Of a machine that was read from `target` only the changes are entered. force: as of `add`. Raises
+        Of a machine that was read from `target` only the changes since are entered. force: as of `add`. Raises
         TargetNotWritable, WrongUsage, BadInput.
         """
         place = Path(target)
@@ -126,6 +126,7 @@ class Hardware:
             return reduce(lambda found, step: step(found), self._changes, profile)
 
         hardware.change_hardware(place, change)
+        self._changes = () if is_source else self._changes
 
     def to_json(self) -> dict[str, Any]:
         return self.result.to_json()
@@ -140,7 +141,7 @@ class Hardware:
 
 
 def check_one_model(profile: hardware.HardwareProfile) -> None:
-    """Raise FitNotUsable if the paths are of different models."""
+    """Raise FitNotUsable if the paths serve different LLMs."""
     if len(profile.paths) > 1:
         from latfit.fitting import check_alike
 

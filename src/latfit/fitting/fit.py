@@ -25,7 +25,7 @@ from latfit.fitting.checking.step_noise import with_noise
 from latfit.fitting.correction import fit_correction
 from latfit.fitting.covariance import line_as_good, without_bends
 from latfit.fitting.data import FitData, fit_data
-from latfit.fitting.model_selection import corrected, is_auto, resolved
+from latfit.fitting.model_selection import add_correction, is_auto, resolve_model
 from latfit.fitting.problem import FitOptions, FitProblem, formula_of, log_ratios, make_problem
 from latfit.fitting.solver.solve import Solution, solved_once
 from latfit.messages import Message as LatfitWarning, message
@@ -126,7 +126,7 @@ def fit_trace(
     windows = wanted.window_means or are_window_means(trace)
     if windows:
         wanted = options_of_windows(trace, wanted)
-    chosen, selection = resolved(rows, wanted)
+    chosen, selection = resolve_model(rows, wanted)
     chosen, notes = _supported(rows, chosen)
     facts: dict[str, Any] = {
         "domain": _domain(rows, largest_step(trace) if windows else {}),
@@ -144,7 +144,7 @@ def fit_trace(
         return FitResult(chosen.model, status, empty, Errors(problem.rows), **facts)
     if not windows:
         problem, solution = solved_once(rows, chosen)
-        chosen, correction = corrected(rows, chosen, wanted.model, problem.theta(solution.z))
+        chosen, correction = add_correction(rows, chosen, wanted.model, problem.theta(solution.z))
         if correction and selection:
             selection["reason"] = f"{selection['reason']} A table learnt from its residuals corrects what it misses."
     best = _score(rows, chosen, correction.held_out if not windows and correction else None)

@@ -22,8 +22,8 @@ from latfit.model import FitResult, FitStatus
 from latfit.threads import on_threads
 from latfit.trace import Trace
 
-SERVE = "from latfit.fitting.many_fits import serve; serve()"
-SEVERAL = 8  # systems from which processes pay; each takes half a second to start
+WORKER = "from latfit.fitting.many_fits import run_worker; run_worker()"
+SEVERAL = 8  # systems; for fewer, starting processes (half a second each) costs more
 
 Outcome = FitResult | Exception
 """A fit, or the error that ended it."""
@@ -39,7 +39,7 @@ class FitTask:
     data: dict[str, Any]
     provenance: dict[str, Any]
 
-    def done(self) -> Outcome:
+    def run(self) -> Outcome:
         try:
             return fit_trace(self.rows, self.options, doubt=self.doubt, data=self.data, provenance=self.provenance)
         except Exception as error:  # noqa: BLE001  any error ends this fit only
@@ -59,7 +59,7 @@ def fit_all(task: Callable[[int], FitTask], systems: int, workers: int | None = 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = cores if systems >= SEVERAL else 1
     if min(workers, systems) < 2:
-        yield from ((number, task(number).done()) for number in range(systems))
+        yield from ((number, task(number).run()) for number in range(systems))
         return
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     streams: Any = {"stdin": PIPE, "stdout": PIPE, "stderr": DEVNULL, "start_new_session": True}
@@ -71,7 +71,7 @@ def fit_all(task: Callable[[int], FitTask], systems: int, workers: int | None = 
     def fit(number: int) -> tuple[int, Outcome]:
         process = free.get()
         if process is None:
-            process = Popen([sys.executable, "-P", "-c", SERVE], env=environment, **streams)
+            process = Popen([sys.executable, "-P", "-c", WORKER], env=environment, **streams)
             running.append(process)
         try:
             pickle.dump(task(number), process.stdin, protocol=5)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def fit_all(task: Callable[[int], FitTask], systems: int, workers: int | None = 
             outcome: Outcome = pickle.load(process.stdout)  # type: ignore[arg-type]
         except (OSError, EOFError, pickle.PickleError):
             process.kill()
-            process, outcome = None, RuntimeError("the process that made the fit has ended")
+            process, outcome = None, RuntimeError("the fitting process died (out of memory?)")
         free.put(process)
         return number, outcome
 
@@ -93,7 +93,7 @@ def fit_all(task: Callable[[int], FitTask], systems: int, workers: int | None = 
             process.wait()
 
 
-def serve() -> None:
+def run_worker() -> None:
     """Run a fitting process: answer tasks from standard input until it ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # keep library output out of the answers
@@ -102,7 +102,7 @@ def serve() -> None:
             task: FitTask = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        found = task.done()
+        found = task.run()
         try:
             pickle.loads(content := pickle.dumps(found, protocol=5))
         except Exception as error:  # noqa: BLE001  unpickling runs another library's constructor

@@ -37,7 +37,7 @@ from latfit.stats import FloatArray
 
 SAMPLE_ROWS = 1000
 STEPS = 20  # of the solver in the trial of a value
-GAIN = 1e-4  # relative gain at which the trial of a value stops; one that pays gains 1 %
+GAIN = 1e-4  # relative reduction of the cost below which the trial of a value stops
 TILES = ("Q", "V")
 ORDER = (("p",), ("p_A",), ("Q", "rho"), ("V",), ("p",), ("p_A",))
 """Discrete parameters chosen together, in this order; sharpness again after the tile lengths."""
@@ -52,7 +52,7 @@ class _State:
     cost: float
 
 
-def settled(data: Rows, options: FitOptions) -> tuple[FitOptions, FloatArray | None]:
+def fix_choices(data: Rows, options: FitOptions) -> tuple[FitOptions, FloatArray | None]:
     """Fix every discrete parameter that the user left open at its best value; return also theta where that is new."""
     model = model_named(options.model)
     if not isinstance(model, Separable):
@@ -60,7 +60,7 @@ def settled(data: Rows, options: FitOptions) -> tuple[FitOptions, FloatArray | N
     open_choices = [choice for choice in model.choices if choice.parameter.name not in options.fixed]
     if len(data) < 2 or not open_choices:
         return options, None
-    few = _fewer_cells(data, options.seed)
+    few = _sample_rows(data, options.seed)
     nominal = {choice.parameter.name: choice.values[0] for choice in open_choices}
     best = replace(options, fixed={**options.fixed, **nominal})
     problem = make_problem(few, best)
@@ -70,8 +70,8 @@ def settled(data: Rows, options: FitOptions) -> tuple[FitOptions, FloatArray | N
     state, rows, longest = _State(best, problem.theta(found.z), found.cost), problem.rows, float(few.steps["S"].max())
     for names in ORDER:
         choices = [choice for choice in open_choices if choice.parameter.name in names]
-        settings = _worth_trying(choices, state.options.fixed, longest)
-        ends = [_tried(few, found.f_scale, state, setting) for setting in settings]
+        settings = _settings_to_try(choices, state.options.fixed, longest)
+        ends = [_refit_with(few, found.f_scale, state, setting) for setting in settings]
         least = min(ends, key=lambda end: end.cost, default=state)
         gained = 0.5 * rows * np.log(state.cost / max(least.cost, 1e-300))
         if gained > np.log(rows) + np.log(max(len(settings), 1)):  # extended BIC
@@ -79,7 +79,7 @@ def settled(data: Rows, options: FitOptions) -> tuple[FitOptions, FloatArray | N
     return state.options, None if state.options is best else state.theta
 
 
-def _worth_trying(choices: Sequence[Choice], held: Mapping[str, float], longest: float) -> list[dict[str, float]]:
+def _settings_to_try(choices: Sequence[Choice], held: Mapping[str, float], longest: float) -> list[dict[str, float]]:
     names = [choice.parameter.name for choice in choices]
     if "V" in names and held.get("Q", 0.0) == 0:
         return []
@@ -93,7 +93,7 @@ def _worth_trying(choices: Sequence[Choice], held: Mapping[str, float], longest:
     ]
 
 
-def _tried(data: Rows, f_scale: float, state: _State, setting: Mapping[str, float]) -> _State:
+def _refit_with(data: Rows, f_scale: float, state: _State, setting: Mapping[str, float]) -> _State:
     options = replace(state.options, fixed={**state.options.fixed, **setting})
     problem = make_problem(data, options)
     names = [p.name for p in problem.model.parameters]
@@ -103,7 +103,7 @@ def _tried(data: Rows, f_scale: float, state: _State, setting: Mapping[str, floa
     return _State(options, problem.theta(end.z), end.cost)
 
 
-def _fewer_cells(data: Rows, seed: int) -> Rows:
+def _sample_rows(data: Rows, seed: int) -> Rows:
     """Return up to SAMPLE_ROWS rows: half random, half spread evenly over the order of S."""
 
     def draw() -> Rows:
@@ -141,7 +141,7 @@ class Score:
     mape_pct: float  # mean over the folds and phases, in percent
     by_fold: FloatArray  # error of each fold (K,), in percent; extrapolation folds last
     free: int  # number of free parameters
-    beyond: tuple[float, ...] = ()  # error beyond the training range, in percent, one value per column (S, B, context)
+    beyond: tuple[float, ...] = ()  # error beyond the training range, in percent, by column with such folds
     outside: int = 0  # number of extrapolation folds
     by_phase: tuple[float, ...] = ()  # error of each phase within the data, in percent
     options: FitOptions = field(default_factory=FitOptions)  # of its fit
@@ -161,11 +161,11 @@ def is_auto(name: str) -> bool:
     return name.removesuffix(CORRECTION) in (AUTO, f"{AUTO}{MOE}")
 
 
-def resolved(data: FitData, options: FitOptions) -> tuple[FitOptions, dict[str, object]]:
+def resolve_model(data: FitData, options: FitOptions) -> tuple[FitOptions, dict[str, object]]:
     """Return options that name one model with fixed discrete values; for `auto` also the reason and all scores."""
     named = replace(options, model=options.model.removesuffix(CORRECTION))
     if not is_auto(options.model):
-        return settled(data, named)[0], {}
+        return fix_choices(data, named)[0], {}
     chosen = select_model(data, named)
     candidates = {
         name: {"mape_pct": each.mape_pct, "free_parameters": each.free, "mape_pct_by_fold": each.by_fold.tolist()}
@@ -174,7 +174,7 @@ def resolved(data: FitData, options: FitOptions) -> tuple[FitOptions, dict[str, 
     return chosen.options, {"model": chosen.name, "reason": chosen.reason, "candidates": candidates}
 
 
-def corrected(
+def add_correction(
     data: FitData, options: FitOptions, wanted: str, theta: FloatArray
 ) -> tuple[FitOptions, ChosenCorrection | None]:
     """Return the options with a correction, and how it was chosen; unchanged and None without one."""
@@ -184,7 +184,7 @@ def corrected(
         return options, None
     chosen = choose_correction(data, options, theta, always=asked)
     if asked and chosen is None:
-        tell(f"note: {CORRECTION} has no effect: it takes {MIN_ROWS} rows in {MIN_CELLS} cells (B, S).")
+        tell(f"note: {CORRECTION} has no effect: too few rows or cells, at least {MIN_ROWS} and {MIN_CELLS}.")
     if chosen is None or chosen.smoothing is None:
         return options, None
     return replace(options, correction=chosen.smoothing), chosen
@@ -212,26 +212,26 @@ def select_model(data: FitData, options: FitOptions) -> Selection:
         name = "linear" if "linear" in names else names[0]
         return Selection(name, "Too few different steps to compare models.", replace(options, model=name), {})
     name = simplest(_without_constant(scores, len(sample)), len(sample))
-    concave = f"{name}{MOE}"
-    if len(sample) >= ROWS_FOR_EXPERTS and concave in FAMILY and concave not in names and not wanted:
-        more = cross_validated(sample, replace(scores[name].options, model=concave), folds)
+    with_experts = f"{name}{MOE}"
+    if len(sample) >= ROWS_FOR_EXPERTS and with_experts in FAMILY and with_experts not in names and not wanted:
+        more = cross_validated(sample, replace(scores[name].options, model=with_experts), folds)
         gain = scores[name].mape_pct - more.mape_pct if more else 0.0
         if more and gain > GIVEN_UP and gain > paired_error(scores[name], more):
-            name, scores = concave, {**scores, concave: more}
+            name, scores = with_experts, {**scores, with_experts: more}
     return Selection(name, _reason(name, scores), scores[name].options, scores)
 
 
 def _score_all(data: FitData, names: Sequence[str], options: FitOptions, folds: SelectionFolds) -> dict[str, Score]:
     found = {}
     for name in names:
-        own, theta = settled(data, _of_requests(data, replace(options, model=name)))
+        own, theta = fix_choices(data, _fix_tau_S_of_decode(data, replace(options, model=name)))
         if (score := cross_validated(data, own, folds, theta)) is not None:
             found[name] = score
     return found
 
 
 def selection_folds(data: FitData, seed: int = 0) -> SelectionFolds:
-    """Return folds within the data (cells, blocks of time, repeats) and extrapolation folds in S, B and context."""
+    """Return folds within the data (cells, blocks of time, repeats) and, with more than FEW_CELLS cells, beyond it."""
     cells = int(data.known_cell.max(initial=-1)) + 1
     if not data.in_time and 4 <= cells <= FEW_CELLS:
         return SelectionFolds(list(by_fold(data.known_cell)))
@@ -252,7 +252,7 @@ def selection_folds(data: FitData, seed: int = 0) -> SelectionFolds:
 def cross_validated(
     data: FitData, options: FitOptions, held: SelectionFolds, theta: FloatArray | None = None
 ) -> Score | None:
-    """Return the score of one model over the folds; None if a fold trains on fewer different steps than parameters.
+    """Return the score of one model over the folds; None if a fold cannot be fitted.
 
     theta: where the folds' fits start; without it, the fit of a sample.
     """
@@ -260,7 +260,7 @@ def cross_validated(
     if len(folds) < 2 or any(len(t) <= free or len(np.unique(data.known_cell[t])) < free for t, _ in folds):
         return None
     if theta is None:
-        problem, found = solved_once(_fewer_cells(data, options.seed), options)
+        problem, found = solved_once(_sample_rows(data, options.seed), options)
         theta = problem.theta(found.z)
     left_out = held_out(data, options, theta, folds)
     weight = np.bincount(left_out.fold, left_out.weights, len(folds)) if left_out is not None else np.zeros(1)
@@ -282,13 +282,13 @@ def cross_validated(
 
 
 def _mean(errors: FloatArray, rows: float) -> float:
-    """Return the geometric mean of the errors (K,) of folds, offset by their sampling error for `rows` rows each."""
+    """Return the geometric mean of the errors (K,) of folds, offset so that those near zero do not dominate."""
     errors = np.maximum(errors, EXACT)
     luck = float(np.median(errors)) / rows
     return max(float(np.exp(np.mean(np.log(errors + luck)))) - luck, EXACT)
 
 
-def _of_requests(data: Rows, options: FitOptions) -> FitOptions:
+def _fix_tau_S_of_decode(data: Rows, options: FitOptions) -> FitOptions:
     """Return the options, with tau_S fixed at zero for a line through decode steps only (S = B)."""
     if not options.model.startswith("linear") or "tau_S" in options.constrained or not decode_only(data.steps):
         return options
@@ -315,7 +315,7 @@ def simplest(scores: Mapping[str, Score], rows: int) -> str:
     most = min(GIVEN_UP, GIVEN_UP_SHARE * best.mape_pct) * max(1.0, MANY_ROWS / rows)
 
     def is_good(score: Score) -> bool:
-        tolerance = max(min(_luck(rows) * paired_error(score, best), most), NEGLIGIBLE * best.mape_pct)
+        tolerance = max(min(_errors_apart(rows) * paired_error(score, best), most), NEGLIGIBLE * best.mape_pct)
         near = _is_within(WORSE_BEYOND, score.beyond, best.beyond)
         return (
             score.mape_pct - best.mape_pct <= tolerance
@@ -342,12 +342,12 @@ def _is_within(ratio: float, errors: Sequence[float], reference: Sequence[float]
 
 def _without_constant(scores: Mapping[str, Score], rows: int) -> Mapping[str, Score]:
     line, flat = scores.get("linear"), scores.get("constant")
-    if line is None or flat is None or line.mape_pct - flat.mape_pct > _luck(rows) * paired_error(line, flat):
+    if line is None or flat is None or line.mape_pct - flat.mape_pct > _errors_apart(rows) * paired_error(line, flat):
         return scores
     return {name: score for name, score in scores.items() if score is not flat}
 
 
-def _luck(rows: int) -> float:
+def _errors_apart(rows: int) -> float:
     """Return the number of standard errors within which candidates count as equal."""
     return 1.0 if rows >= MANY_ROWS else 2.0
 

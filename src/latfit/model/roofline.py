@@ -26,21 +26,21 @@ def pmax_slope(x: FloatArray, whole: FloatArray, p: float) -> FloatArray:
 
 
 def _power(x: FloatArray, p: float) -> FloatArray:
-    """Return x^p, of the offered sharpnesses by squaring: a tenth of the time."""
+    """Return x^p; powers of two by squaring, ten times as fast."""
     while p >= 2.0:
         x, p = x * x, p / 2.0
     return x if p == 1.0 else x**p
 
 
 def _root(x: FloatArray, p: float) -> FloatArray:
-    """Return x^(1/p), of the offered sharpnesses by square roots."""
+    """Return x^(1/p); for powers of two by square roots."""
     while p >= 2.0:
         x, p = np.sqrt(x), p / 2.0
     return x if p == 1.0 else x ** (1.0 / p)
 
 
 def tiles(S: FloatArray, Q: float, rho: float) -> FloatArray:
-    """Return tokens rounded up to tiles of Q, with a riser of rho Q; zero if Q is zero (no tiles)."""
+    """Return tokens rounded up to tiles of Q, each rise a ramp over rho Q tokens; zero if Q is zero (no tiles)."""
     if Q <= 0.0:
         return 0.0 * S
     if rho <= 0.0:
@@ -57,7 +57,7 @@ def attention(
     A: FloatArray, m: FloatArray, KD: FloatArray, L: FloatArray, D: FloatArray, P_0: FloatArray, Q_s: FloatArray,
     p_A: float,
 ) -> FloatArray:  # fmt: skip
-    """Return the smooth maximum of the work and of the longest sequence, of decoding requests their mean."""
+    """Return the smooth maximum of the attention work and the longest sequence (of decoding requests, the mean)."""
     longest = m * np.maximum(L, KD / np.maximum(D, 1.0))
     return pmax(longest, attention_work(A, m, KD, P_0, Q_s), p_A)
 
@@ -73,7 +73,7 @@ def _reads_cache(f: Features) -> bool:
     return bool(held.any()) and not decode_only(f) and float(np.ptp(f["KP"][held])) > 0
 
 
-def _plainly(term: Term) -> Term:
+def _without_cache_reads(term: Term) -> Term:
     """Return the term for data in which L and W are not distinguishable."""
     return replace(term, when=lambda f: term.when(f) and not _reads_cache(f))
 
@@ -94,7 +94,7 @@ GEMM_OF_DECODE = term(
     decode_only,
     S_0=lambda B, S_0, p: pmax_slope(S_0, pmax(S_0, B, p), p),
 )
-LONG = term(
+LONG_STEP = term(
     "tau_H",
     "ms/token",
     "additional cost of a token beyond S_1",
@@ -103,8 +103,8 @@ LONG = term(
     S_1=lambda S, S_1: -np.asarray(S > S_1, dtype=np.float64),
 )
 TILES = term("tau_Q", "ms/token", "cost of a token of a whole tile", lambda S, Q, rho: tiles(S, Q, rho), with_prefill)
-WAVES = term("tau_V", "ms/token", "cost of a token of a whole longer tile", lambda S, V: tiles(S, V, 0.0), with_prefill)
-LARGE = term(
+MORE_TILES = term("tau_V", "ms/token", "cost of a token of a second tile", lambda S, V: tiles(S, V, 0.0), with_prefill)
+LARGE_BATCH = term(
     "tau_C",
     "ms/request",
     "additional cost of a decoding request beyond B_1",
@@ -120,10 +120,10 @@ ATTENTION = term(
     P_0=lambda A, m, KD, L, D, P_0, Q_s, p_A: -_attention_slope(A, m, KD, L, D, P_0, Q_s, p_A) * A / P_0**2,
     Q_s=lambda A, m, KD, L, D, P_0, Q_s, p_A: -_attention_slope(A, m, KD, L, D, P_0, Q_s, p_A) * m * KD / Q_s**2,
 )
-CLIFF = term(
+REREADING = term(
     "tau_X",
     "ms/(request^e_X token)",
-    "cached token beyond K_0, read again for more decoding requests",
+    "reading a cached token beyond K_0 again",
     lambda m, D, KD, K_0, e_X: m * D**e_X * np.maximum(KD - K_0, 0.0),
     _reads_cache,
     K_0=lambda m, D, KD, K_0, e_X: -m * D**e_X * (KD > K_0),
@@ -158,17 +158,17 @@ ROOFLINE = Separable(
         GEMM_OF_DECODE,
         replace(TAU_S, when=with_prefill),
         TILES,
-        WAVES,
+        MORE_TILES,
         TAU_K,
         ATTENTION,
-        _plainly(TAU_L),
-        _plainly(TAU_A),
+        _without_cache_reads(TAU_L),
+        _without_cache_reads(TAU_A),
         TAU_Y,
-        CLIFF,
+        REREADING,
         TAU_N,
         TAU_M,
-        LARGE,
-        LONG,
+        LARGE_BATCH,
+        LONG_STEP,
     ),
     (
         shape(
@@ -186,10 +186,10 @@ ROOFLINE = Separable(
     (
         Choice(Parameter("p", "1", "sharpness of the matrix products' corner", positive=True, fixed=4.0), SHARPNESS),
         Choice(Parameter("p_A", "1", "sharpness of attention's corner", positive=True, fixed=4.0), SHARPNESS),
-        Choice(Parameter("e_X", "1", "power of the decoding requests in tau_X", positive=True, fixed=1.0), (0.5,)),
+        Choice(Parameter("e_X", "1", "power of the requests; 1 in older files", positive=True, fixed=1.0), (0.5,)),
         Choice(Parameter("Q", "tokens", "length of a tile; 0 for none", fixed=0.0), (0.0, *TILE_LENGTHS)),
         Choice(Parameter("rho", "1", "share of a tile over which its cost rises", fixed=0.0), (0.0, 1 / 16)),
-        Choice(Parameter("V", "tokens", "length of a longer tile; 0 for none", fixed=0.0), (0.0, *TILE_LENGTHS)),
+        Choice(Parameter("V", "tokens", "length of a second tile; 0 for none", fixed=0.0), (0.0, *TILE_LENGTHS)),
     ),
     columns=SOURCES,
 )

@@ -40,7 +40,7 @@ def _flags_by_batch(plan: Plan, largest: int | None) -> dict[str, Flags]:
         "tensorrt": {"min_batch": 1, "opt_batch": preferred, "max_batch": largest},
     }
     batched = next((row for row in plan.strategies if row.kind is Kind.AMORTISED), None)
-    if batched is not None and (batched.chosen or (batched.margin or -1.0) >= 0):
+    if batched is not None and (batched.chosen or (batched.margin is not None and batched.margin >= 0)):
         # Triton waits for the stopping batch on average, within what the SLA leaves. It takes the largest of its
         # preferred sizes that waits and leaves the others waiting, so every size from the stopping batch on is one.
         stop, spare_ms = min(batched.batch or 1, largest), plan.sla_ms - (batched.percentile_ms or plan.sla_ms)
@@ -81,7 +81,7 @@ class _Engine:
         return self.levels[DECODE].at(D) * self.path.fit.latency_ms(**steps)
 
     def slowest_ms(self, D: FloatArray, budget: int) -> FloatArray:
-        """Return the slowest step (n,) of `budget` tokens beside up to D - 1 (n,) decoding requests."""
+        """Return the slowest step (n,) of `budget` tokens, up to D - 1 (n,) of them of decoding requests."""
         decoding = np.linspace(np.minimum(1, D - 1), D - 1, SAMPLED_BATCHES).round().ravel()
         tokens = budget - decoding
         # Prompts follow each other, so at most one is continued: the last chunk of a long prompt, or the rest of one.
@@ -92,7 +92,7 @@ class _Engine:
 
     def first_token_ms(self, D: int, chunk: int) -> float:
         """Return the time of a whole prompt in chunks beside D - 1 decoding requests."""
-        # Each chunk reads those before it: the mean of the first and the last is taken, at most too much.
+        # Each chunk attends to those before it: the mean of the first and the last is an upper bound.
         tokens = np.full(2, min(float(chunk), self.prompt))
         history = np.array([0.0, self.prompt - tokens[1]])
         times = self._prefill_ms(np.full(2, D - 1.0), tokens, history, np.ones(2))
@@ -128,7 +128,7 @@ def engine_settings(
     if request.rate_each is not None:
         return Unknown("the plan is of whole batches; plan requests with --lengths 1000:250 --ttft 1s --tpot 50ms")
     if not prices_tokens(path):
-        return Unknown(f"{path.label} names no cost per token (per_token=1us), so prompts would look free")
+        return Unknown(f"{path.label} has no cost per token (per_token=1us), so prompts would look free")
     levels = {phase: level_for(path, percentile, phase) for phase in (DECODE, PREFILL, MIXED)}
     engine = _Engine(path, levels, request.context, float(request.prompt_tokens))
     tpot, ttft = request.tpot_ms or sla_ms, request.ttft_ms and format_ms(request.ttft_ms)
@@ -173,7 +173,7 @@ def engine_settings(
     useful = [each for each in choices if not any(_beats(other, each) for other in choices)]
     best = max(useful, key=rank)
     first = max(0, min(useful.index(best) - MAX_CHOICES // 2, len(useful) - MAX_CHOICES))
-    at_edge = best.max_num_seqs == path.fit.largest_batch or best.max_num_batched_tokens == budgets[-1]
+    at_edge = best.max_num_seqs == next(_fewer(path.fit.largest_batch)) or best.max_num_batched_tokens == budgets[-1]
     fewest = [each.max_num_batched_tokens for each in choices if each.max_num_seqs >= best.max_num_seqs]
     return Settings(
         path=path.label,
@@ -211,6 +211,6 @@ def _fewer(most: int) -> Iterator[int]:
 
 
 def _beats(other: EngineChoice, each: EngineChoice) -> bool:
-    """Return whether a choice has more sequences and its first token no later."""
+    """Return whether a choice has more sequences or an earlier first token, at a TTFT alike at the worst."""
     more, sooner = other.max_num_seqs - each.max_num_seqs, other.ttft_ms < each.ttft_ms
     return (more > 0 or (more == 0 and sooner)) and other.ttft_ms <= each.ttft_ms * (1 + SAME_TTFT)

@@ -186,7 +186,7 @@ def comparison_sentence(found: Compared) -> str:
     more = f" and {len(slower) - MAX_REGIONS} more" if len(slower) > MAX_REGIONS else ""
     where = ", ".join(slower[:MAX_REGIONS]) + more
     where = where or ", ".join(each.phase for each in found.phases if each.verdict == "faster")
-    if found.one_start_each and found.verdict == "unclear":
+    if found.one_start_each and found.verdict == "unclear" and where:
         both = f"{found.name} and {found.baseline} are one start each"
         return f"Not separable: {'slower' if slower else 'faster'} in {where}. {both}: the machine may cause it."
     named = f" in {where}" if found.verdict in ("slower", "faster") else ""
@@ -257,7 +257,7 @@ def estimates(path: ExecutionPath, tokens: int, context: float | None = None) ->
     latency = PathLatency(path, tokens, context)
     top = len(latency.batches)
     sizes = sorted({*(1 << i for i in range(top.bit_length())), top})
-    return [latency.estimate(B) for B in sizes[:MOST_ROWS]]
+    return [latency.estimate(B) for B in sorted({*sizes[: MOST_ROWS - 1], top})]
 
 
 def estimates_table(label: str, rows: Sequence[BatchEstimate], tokens: int) -> Table:

@@ -48,14 +48,14 @@ def test_processes_give_the_fits_that_one_gives() -> None:
 
 def test_an_error_in_one_fit_is_recorded_and_one_in_all_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = planted(3)
-    whole = many_fits.FitTask.done
+    whole = many_fits.FitTask.run
 
     def done(task: many_fits.FitTask) -> many_fits.Outcome:
         if task.data["system"] == {"model": "m/1"}:
             return BadInput("no good", remedy="Make it better.")
         return whole(task)
 
-    monkeypatch.setattr(many_fits.FitTask, "done", done)
+    monkeypatch.setattr(many_fits.FitTask, "run", done)
     fits = latfit.fit_each(columns, model="linear")
     assert {label: found.ok for label, found in fits.items()} == {"m%2F0": True, "m%2F1": False, "m%2F2": True}
     assert [each.message for each in fits["m%2F1"].warnings] == ["no good"]
@@ -64,7 +64,7 @@ def test_an_error_in_one_fit_is_recorded_and_one_in_all_is_raised(monkeypatch: p
 
 
 def test_a_process_that_dies_costs_its_system_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many_fits, "SERVE", "import sys; sys.exit(1)")
+    monkeypatch.setattr(many_fits, "WORKER", "import sys; sys.exit(1)")
     task = many_fits.FitTask(Trace(planted(1)), FitOptions("linear"), DoubtOptions(), {}, {})
     outcomes = dict(many_fits.fit_all(lambda number: task, 3, workers=2))
     assert len(outcomes) == 3

@@ -6,7 +6,7 @@ from scipy.stats import lognorm
 
 from latfit.fitting.data import rows_of
 from latfit.fitting.fit import fit_trace
-from latfit.fitting.model_selection import settled
+from latfit.fitting.model_selection import fix_choices
 from latfit.fitting.problem import FitOptions, make_problem
 from latfit.fitting.solver.solve import solve
 from latfit.model.registry import FAMILY
@@ -58,7 +58,7 @@ class TestPlantedTruth:
 
     def test_tiles_are_found(self) -> None:
         truth = {**TRUTH["roofline"], "tau_Q": 0.04, "b": 0.03, "Q": 128.0}
-        options, _ = settled(rows_of(serving_trace("roofline", truth, 0.02)), FitOptions(model="roofline"))
+        options, _ = fix_choices(rows_of(serving_trace("roofline", truth, 0.02)), FitOptions(model="roofline"))
         assert options.fixed["Q"] == 128
         assert options.fixed["rho"] == 0
 

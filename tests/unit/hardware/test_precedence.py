@@ -193,3 +193,12 @@ def test_an_engine_runs_on_the_gpu_or_on_the_only_path() -> None:
     assert profile.engine_path is profile.paths["amx"]
     assert profile.with_path(NOMINAL).engine_path is not profile.paths["amx"]
     assert profile.with_path(nominal_path("cpu", parse_nominal("p50=3ms"))).engine_path is None
+
+
+def test_a_machine_is_saved_twice(tmp_path: Path) -> None:
+    file = tmp_path / "hardware.json"
+    Hardware({"cpu": "p50=2ms", "gpu": "p50=1ms"}).save(file)
+    left = Hardware(file).remove("gpu")
+    left.save(file)
+    left.save(file)
+    assert list(Hardware(file).result.paths) == ["cpu"]

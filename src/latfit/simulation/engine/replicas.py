@@ -27,7 +27,7 @@ ROUTES = {
     "predicted-latency": core.PREDICTED,
 }
 METRICS = ("requests", "waiting", "kv")
-TOLERANCE = 0.1  # of the autoscaler's metric, within which the replicas stay
+TOLERANCE = 0.1  # relative deviation of the autoscaler's metric from its target without scaling
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ class Autoscaler:
 
     def __post_init__(self) -> None:
         least, most, where = self.least, self.most, "--autoscale"
-        wrong = self.metric not in METRICS or not 0 < self.target < math.inf
+        wrong = self.metric not in METRICS or not 0 < self.target < (math.inf if self.metric != "kv" else 1.0 + 1e-9)
         refuse(wrong, f"no target of {', '.join(METRICS)}", where, f"Write {EXAMPLES}.")
         refuse(not 1 <= least <= most, f"{least} to {most} replicas", where, "Write 1..8, the least first.")
         wrong = not self.every_ms > 0 or not self.cool_down_ms >= 0
-        refuse(wrong, "a time below zero", where, "Write requests:20:1..8:15s:5min.")
+        refuse(wrong, "an interval of zero or a time below", where, "Write requests:20:1..8:15s:5min.")
 
     def to_json(self) -> dict[str, Any]:
         """Return the rule as `parse_autoscaler` reads it."""
@@ -89,11 +89,9 @@ EXAMPLES = "requests:20:1..8, waiting:2:1..8 or kv:70%:1..8"
 
 
 def parse_autoscaler(text: str) -> Autoscaler:
-    """Parse `requests:20:1..8`, or `kv:70%:1..8:15s:5min` with the interval between evaluations and the window of the
-    highest recommendation. Raises WrongUsage.
-    """
+    """Parse `requests:20:1..8`, or `kv:70%:1..8:15s:5min` with interval and scale-down window. Raises WrongUsage."""
     found = RULE.fullmatch(text.strip())
-    if found is None:
+    if found is None or (found[3] and found[1] != "kv"):
         raise WrongUsage(f"{text!r} is no rule", where="--autoscale", remedy=f"Write {EXAMPLES}.")
     metric, target, percent, least, most, every, cool = found.groups()
     times = {"every_ms": every, "cool_down_ms": cool}

@@ -139,7 +139,15 @@ def test_what_is_no_schedule_and_no_rule() -> None:
         Schedule((0.0, 5.0, 5.0), (1, 2, 3))
     with pytest.raises(WrongUsage, match="without any replica"):
         Schedule((0.0, 5.0), (1, 0))
-    for text in ("requests", "requests:0:1..8", "steps:20:1..8", "requests:20:8..1", "kv:70:1..8:0s"):
+    for text in (
+        "requests",
+        "requests:0:1..8",
+        "steps:20:1..8",
+        "requests:20:8..1",
+        "kv:70%:1..8:0s",
+        "kv:70:1..8",
+        "requests:20%:1..8",
+    ):
         with pytest.raises(WrongUsage):
             parse_autoscaler(text)
     assert parse_autoscaler("kv:70%:2..8:30s:2min") == Autoscaler("kv", 0.7, 8, 2, 30_000.0, 120_000.0)
