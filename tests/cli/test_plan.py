@@ -1,5 +1,6 @@
 """`latfit plan`: ten-odd lines, the contract, what makes an impossible plan possible, exit codes, files."""
 
+import json
 import re
 from pathlib import Path
 
@@ -100,6 +101,17 @@ def test_a_rate_needs_lengths_where_steps_depend_on_them(in_tmp: Path, capsys: C
     assert latfit("plan", "--sla", "50ms", "--rate", "5/s") == 2
     assert "--lengths 1000:250" in capsys.readouterr().err
     assert latfit("plan", "--sla", "50ms", "--rate", "5/s", "--tokens-per-request", "1", "--json") in (0, 5)
+
+
+def test_a_fit_alone_is_a_machine_of_one_path(in_tmp: Path, capsys: Captured) -> None:
+    write_trace(Path("steps.parquet"), planted_trace(0.03))
+    assert latfit("fit", "steps.parquet", "--model", "saturation", "--path", "gpu") == 0
+    said = []
+    for machine_of in ("--hardware", "hardware.json"), ("--fit", "steps.fit.json"):
+        capsys.readouterr()
+        assert latfit("plan", "--sla", "50ms", *machine_of, "--json") == 0
+        said.append(json.loads(capsys.readouterr().out)["answer"])
+    assert said[0] == said[1]
 
 
 def test_the_largest_steps_are_three_rows(in_tmp: Path, capsys: Captured) -> None:

@@ -25,7 +25,6 @@ from latfit.errors import BadInput, SlaOutOfReach, WrongUsage
 if TYPE_CHECKING:
     from latfit.api import Plan
 
-
 INFEASIBLE = "the plan is infeasible"  # the printed answer says why
 
 
@@ -52,16 +51,16 @@ def plan(
     """
     has_sla = batches.sla is not None or batches.sla_ms is not None
     limits = [engines.lengths, engines.e2e, engines.goodput, engines.users]
-    limits += [] if has_sla else [engines.ttft, engines.tpot]
-    if any(each is not None for each in limits):
+    if any(each is not None for each in (*limits, *(() if has_sla else (engines.ttft, engines.tpot)))):
         _note_ignored("serving engines are planned", batches, engines, apart={"sla", "sla_ms", "paths"})
         _plan_engines(with_units(batches), engines, output, out=out, report=report)
         return
     if not has_sla:
         remedy = "Give --sla 20ms, or for requests with lengths --ttft 500ms --tpot 50ms."
         raise WrongUsage("there is no target", where="--sla", remedy=remedy)
-    reason = "no --lengths are given, so steps or batches are planned"
-    _note_ignored(reason, engines, batches, apart={"hardware", "replicas"})
+    if engines.fit is not None and "paths" not in given_in(batches):
+        batches, engines = replace(batches, paths=engines.fit), replace(engines, fit=None)
+    _note_ignored("no --lengths: steps or batches are planned", engines, batches, apart={"hardware", "replicas"})
     _plan_batches(batches, output, out=out, report=report)
 
 
