@@ -60,7 +60,7 @@ def module(file: Path) -> str:
 FILES = sorted(SOURCE.rglob("*.py"))
 MODULES = {module(file): file for file in FILES}
 
-AT_MOST = {"lines": 49_241, "modules": 292, "functions and classes": 3_722, "module docstrings over 100 words": 0}
+AT_MOST = {"lines": 49_240, "modules": 292, "functions and classes": 3_722, "module docstrings over 100 words": 0}
 
 LIGHT_API = ("latfit.api.request", "latfit.api.requests", "latfit.api.quantities")
 """What the command line is made from: these import nothing heavy."""
