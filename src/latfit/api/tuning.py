@@ -60,7 +60,7 @@ LIMIT_FACTOR = 4  # a limit of requests that hides larger batches is raised to t
 RAMP_UP = 0.2  # first share of a drawn load that is not counted; a warm-up load has this share of the requests
 MIN_WARM_REQUESTS = 4
 API_KEY = "--api-key"  # the option of vLLM, SGLang and llama.cpp
-START_S = 900.0  # longest time for an engine to load its model and compile
+START_S, ENDS_WITHIN_S = 900.0, 2.0  # longest time to load a model and compile; to end after answers broke off
 MAX_RESTART_PROMPTS = 3  # to the person who restarts the engine
 REDUCED_SHARES = (0.8, 0.6, 0.4, 0.2)  # of the rate; planned in turn if no settings sustain all of it
 SAVED_S, WRITTEN_WITHIN_S = 2, 0.5  # seconds between the plug-in's files; longest time to write one
@@ -339,17 +339,18 @@ class Loop:
         load = self.load.at_rate(share * self.load.rate)
         if isinstance(load, RecordedLoad):
             return load.requests
-        return load.sample(
-            max(round(share * self.rate_per_s * self.seconds), 1), Streams(self.request.seed, replication)
-        )
+        count = max(round(share * self.rate_per_s * self.seconds), 1)
+        return load.sample(count, Streams(self.request.seed, replication))
 
     def send(self, model: str, requests: Requests) -> list[Answered]:
         """Send requests. Raises BadInput if the engine ends, or answers none."""
         self.loads += 1
         found = send_load(self.url, model, requests, (self.request.seed, self.loads), self.token)
+        if is_lost := all(each.failure for each in found):
+            time.sleep(ENDS_WITHIN_S)
         if reason := self.why_gone():
             raise BadInput(reason, where=self.url, remedy="Its log says why.")
-        if all(each.failure for each in found):
+        if is_lost:
             raise BadInput(found[0].failure, where=self.url, remedy="It has to serve /v1/completions of token ids.")
         return found
 
@@ -370,14 +371,13 @@ class Loop:
             plan = planned.get(target.name)
             known = None if plan is None else (plan.value, plan.interval)
             figures.append(compare_percentile(target.name, target.percentile, np.array(times), target.limit_ms, known))
-        late = float(np.quantile([each.sent_s - each.due_s for each in counted], 0.99))
         return Run(
             name=name,
             settings=dict(self.settings),
             rate_per_s=at,
             requests=len(counted),
             failed=sum(bool(each.failure) for each in counted),
-            late_ms=1e3 * late,
+            late_ms=1e3 * float(np.quantile([each.sent_s - each.due_s for each in counted], 0.99)),
             others=others,
             figures=[each for each in figures if each is not None],
         )
