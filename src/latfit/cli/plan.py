@@ -50,8 +50,8 @@ def plan(
     latfit plan --sla 20ms --rate 500/s
     """
     has_sla = batches.sla is not None or batches.sla_ms is not None
-    limits = [engines.lengths, engines.e2e, engines.goodput, engines.users]
-    if any(each is not None for each in (*limits, *(() if has_sla else (engines.ttft, engines.tpot)))):
+    of_requests = {"lengths", "e2e", "goodput", "users"} | (set() if has_sla else {"ttft", "tpot"})
+    if of_requests & given_in(engines):
         _note_ignored("serving engines are planned", batches, engines, apart={"sla", "sla_ms", "paths"})
         _plan_engines(with_units(batches), engines, output, out=out, report=report)
         return

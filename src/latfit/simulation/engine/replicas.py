@@ -69,8 +69,8 @@ class Autoscaler:
     cool_down_ms: float = 300_000.0
 
     def __post_init__(self) -> None:
-        least, most, where = self.least, self.most, "--autoscale"
-        wrong = self.metric not in METRICS or not 0 < self.target < (math.inf if self.metric != "kv" else 1.0 + 1e-9)
+        metric, least, most, where = self.metric, self.least, self.most, "--autoscale"
+        wrong = metric not in METRICS or not 0 < self.target < math.inf or (metric == "kv" and self.target > 1)
         refuse(wrong, f"no target of {', '.join(METRICS)}", where, f"Write {EXAMPLES}.")
         refuse(not 1 <= least <= most, f"{least} to {most} replicas", where, "Write 1..8, the least first.")
         wrong = not self.every_ms > 0 or not self.cool_down_ms >= 0
@@ -151,7 +151,7 @@ def _served(
     while crowded:  # more places than replicas are needed while some still drain
         whole = load._replace(cached=load.cached.copy())  # the router changes it
         states, router, fleet = _routed(limits, whole, costs, routing, places, before)
-        places, crowded = 2 * places, fleet.crowded
+        places, crowded = 2 * places, fleet.needs_more_places
     run = run_of(requests, limits, engines_of(states), router.replica, load)
     if scaling is None:
         return run
@@ -178,7 +178,7 @@ def _routed(
     )
     fleet = Fleet(routing, limits, states, router.up, float(load.arrival.min()))
     answer = core.CHANGES
-    while answer == core.CHANGES and not fleet.crowded:
+    while answer == core.CHANGES and not fleet.needs_more_places:
         change_ms = fleet.next_change()
         answer = core.serve_routed(limits, load, costs, states, router, change_ms)
         if answer == core.CHANGES:
@@ -190,7 +190,7 @@ def _routed(
 
 @dataclass
 class Replica:
-    born: int
+    number: int  # in the order of their start
     since_ms: float
     ready_ms: float
     ended_ms: float = math.inf  # when the router stopped to send it requests
@@ -207,31 +207,31 @@ class Fleet:
     start_ms: float
     decisions: int = 0  # moments of the schedule, or evaluations of the rule, so far
     paid_ms: float = 0.0  # of replicas that are gone
-    crowded: bool = False  # whether there was no place for a replica
+    needs_more_places: bool = False  # whether there was no place for a replica
 
     def __post_init__(self) -> None:
-        self.asked = self.born = self.routing.replicas
-        self.replicas = {place: Replica(place, self.start_ms, self.start_ms) for place in range(self.asked)}
-        self.up[: self.asked] = 1
+        self.requested = self.started = self.routing.replicas
+        self.replicas = {place: Replica(place, self.start_ms, self.start_ms) for place in range(self.requested)}
+        self.up[: self.requested] = 1
         self.recent = list[int]()  # recommendations
-        self.log = [(0.0, self.asked, self.asked)]  # (time, replicas serving, replicas requested)
+        self.log = [(0.0, self.requested, self.requested)]  # (time, replicas serving, replicas requested)
 
     def next_change(self) -> float:
         return min([self._decision_ms(), *(self.replicas[place].ready_ms for place in self._starting())])
 
     def change(self, now: float) -> None:
         """Apply the changes at `now`; all engines have advanced to it."""
-        asked, scaling = self.asked, self.routing.scaling
+        requested, scaling = self.requested, self.routing.scaling
         if self._decision_ms() <= now:
             self.decisions += 1
-            asked = scaling.replicas[self.decisions] if isinstance(scaling, Schedule) else self._recommended()
-        while self.asked > asked:
-            self._send_away(now)
-        while self.asked < asked and not self.crowded:
+            requested = scaling.replicas[self.decisions] if isinstance(scaling, Schedule) else self._recommended()
+        while self.requested > requested:
+            self._remove(now)
+        while self.requested < requested and not self.needs_more_places:
             self._start(now)
         for place in self._starting():
             self.up[place] = self.replicas[place].ready_ms <= now
-        found = int(self.up.sum()), self.asked
+        found = int(self.up.sum()), self.requested
         if self.log[-1][1:] != found:
             if self.log[-1][0] >= now:
                 self.log.pop()
@@ -239,7 +239,7 @@ class Fleet:
 
     def paid_until(self, end_ms: float) -> float:
         """Return the paid time of all replicas until the end of a run."""
-        return self.paid_ms + sum(self._gone_ms(place, end_ms) - each.since_ms for place, each in self.replicas.items())
+        return self.paid_ms + sum(self._drained(place, end_ms) - each.since_ms for place, each in self.replicas.items())
 
     def _decision_ms(self) -> float:
         scaling = self.routing.scaling
@@ -250,7 +250,7 @@ class Fleet:
     def _starting(self) -> list[int]:
         return [place for place, each in self.replicas.items() if not self.up[place] and each.ended_ms == math.inf]
 
-    def _gone_ms(self, place: int, end_ms: float) -> float:
+    def _drained(self, place: int, end_ms: float) -> float:
         ended_ms = self.replicas[place].ended_ms
         return end_ms if ended_ms == math.inf else max(ended_ms, float(self.states.f[place, st.BUSY_UNTIL]))
 
@@ -269,17 +269,17 @@ class Fleet:
             else:
                 total += waiting + (running if rule.metric == "requests" else 0)
         found = math.ceil(total / rule.target - 1e-9)
-        if abs(total / (rule.target * self.asked) - 1.0) <= TOLERANCE:
-            found = self.asked
+        if abs(total / (rule.target * self.requested) - 1.0) <= TOLERANCE:
+            found = self.requested
         self.recent.append(min(max(found, rule.least), rule.most))
         highest = max(self.recent[-1 - math.floor(rule.cool_down_ms / rule.every_ms) :])
-        return max(self.recent[-1], min(highest, self.asked))
+        return max(self.recent[-1], min(highest, self.requested))
 
-    def _send_away(self, now: float) -> None:
+    def _remove(self, now: float) -> None:
         """Remove one replica: one that still starts, else the youngest."""
         starting = self._starting()
-        place = max(starting or np.flatnonzero(self.up).tolist(), key=lambda each: self.replicas[each].born)
-        self.asked -= 1
+        place = max(starting or np.flatnonzero(self.up).tolist(), key=lambda each: self.replicas[each].number)
+        self.requested -= 1
         if starting:
             self.paid_ms += now - self.replicas.pop(place).since_ms
         else:
@@ -288,16 +288,16 @@ class Fleet:
     def _start(self, now: float) -> None:
         for place in range(len(self.up)):
             if place in self.replicas:
-                gone_ms = self._gone_ms(place, math.inf)
-                if gone_ms <= now and not any(self._in_system(place)):
-                    self.paid_ms += gone_ms - self.replicas.pop(place).since_ms
+                drained_ms = self._drained(place, math.inf)
+                if drained_ms <= now and not any(self._in_system(place)):
+                    self.paid_ms += drained_ms - self.replicas.pop(place).since_ms
             if place not in self.replicas:
                 forget(self.states, place)
-                self.replicas[place] = Replica(self.born, now, now + self.routing.start_up_ms)
-                self.born += 1
-                self.asked += 1
+                self.replicas[place] = Replica(self.started, now, now + self.routing.start_up_ms)
+                self.started += 1
+                self.requested += 1
                 return
-        self.crowded = True
+        self.needs_more_places = True
 
 
 @dataclass(frozen=True)
