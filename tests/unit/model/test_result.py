@@ -4,12 +4,14 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from latfit.errors import BadInput
 from latfit.fitting.fit import fit_trace
 from latfit.model.fit_parts import Errors
 from latfit.model.fit_result import FitResult, FitStatus
+from latfit.model.registry import FAMILY
 from tests.conftest import planted_trace
 
 
@@ -103,3 +105,18 @@ def test_numbers_that_are_not_finite_become_null(fit: FitResult, tmp_path: Path)
     broken = FitResult("constant", FitStatus.TOO_FEW_ROWS, {}, Errors(r2=math.nan, rmse_ms=math.inf))
     broken.write(tmp_path / "c.fit.json")
     assert json.loads((tmp_path / "c.fit.json").read_text())["metrics"] == {"r2": None, "rmse_ms": None}
+
+
+def test_rooflines_of_earlier_versions_keep_the_square_of_the_requests(fit: FitResult) -> None:
+    """16 decoding requests, 3,000 of 5,000 cached tokens beyond K_0: 16 * 3,000 tau_X, not 4 * 3,000 tau_X."""
+    values = {p.name: 1.0 if p.positive else 0.0 for p in FAMILY["roofline"].parameters}
+    values |= {"tau_0": 5.0, "tau_X": 1e-3, "K_0": 2000.0}
+    document = {**fit.to_json(), "model": "roofline", "draws": {}, "domain": {"B": [1, 32], "S": [1, 512]}}
+    steps = {"prefill_requests": 1.0, "prefill_tokens": 100.0, "context_tokens": 5000.0, "prefill_context_tokens": 0.0}
+    took = []
+    for e_X in ({}, {"e_X": {"value": 0.5}}):
+        parameters = {name: {"value": value} for name, value in values.items() if name != "e_X"} | e_X
+        read = FitResult.from_json({**document, "parameters": parameters})
+        columns = {name: np.array([value]) for name, value in steps.items()}
+        took.append(read.latency_ms(np.array([17.0]), np.array([116.0]), **columns)[0])
+    assert took == pytest.approx([5 + 16 * 3000e-3, 5 + 4 * 3000e-3])
